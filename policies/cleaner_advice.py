@@ -1,8 +1,4 @@
-"""Advice about the cleaner: settings with which cleaning cannot keep up, by its history and the state of the logs.
-
-Each rule is a function of facts. Its advice says the observation, the consequence, and the setting that would help. The
-rules follow the tuning guides for Kafka.
-"""
+"""Advice about settings with which cleaning cannot keep up. Source: the tuning guides for Kafka."""
 
 from __future__ import annotations
 
@@ -24,10 +20,7 @@ GAIN_MIN = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanerFacts:
-    """The cleaner's settings.
-
-    `buffer_bytes` is the buffer of one thread. `bytes_per_second` is None without a limit.
-    """
+    """The cleaner's settings: the buffer of one thread; `bytes_per_second` is None without a limit."""
 
     threads: int
     buffer_bytes: int
@@ -37,11 +30,7 @@ class CleanerFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFacts:
-    """A compacted log at one moment.
-
-    `quiet_ms` is the time since its newest record was written. `held_from` is the offset from which an open transaction
-    prevents cleaning, None without one.
-    """
+    """A compacted log now. `quiet_ms`: since its newest record. `held_from`: start of an open transaction."""
 
     log: LogToClean
     rules: PartitionRules
@@ -53,10 +42,7 @@ class LogFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """One thing to change.
-
-    `partition` is None where the advice is about the whole cleaner. `setting` is None where no setting would help.
-    """
+    """One thing to change. `partition` None: the whole cleaner. `setting` None: no setting would help."""
 
     rule: str
     partition: TopicPartition | None
@@ -65,10 +51,7 @@ class Advice:
 
 
 def advise(cleaner: CleanerFacts, logs: Sequence[LogFacts], runs: Sequence[CleaningRun]) -> list[Advice]:
-    """Return all advice, advice about the whole cleaner first.
-
-    `logs` are the compacted logs. `runs` are oldest first; runs of other logs are ignored.
-    """
+    """Return all advice, about the whole cleaner first. `logs` are compacted; `runs` are oldest first."""
     names = {each.log.partition for each in logs}
     runs = [run for run in runs if run.name in names]
     found = [*full_buffers(cleaner, runs), *too_slow(cleaner, runs)]
@@ -99,10 +82,6 @@ def full_buffers(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> Iterator
 
 
 def _cut_runs(name: TopicPartition, cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[list[CleaningRun]]:
-    """Return the passes of each dirty section that took several: those that ended early, and the one after them.
-
-    Passes with a smaller buffer than the current one are ignored.
-    """
     found: list[list[CleaningRun]] = []
     is_open = False
     for run in runs:
@@ -117,10 +96,7 @@ def _cut_runs(name: TopicPartition, cleaner: CleanerFacts, runs: Sequence[Cleani
 
 
 def too_slow(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> Iterator[Advice]:
-    """Find threads that clean nearly all the time: appends outrun the cleaner.
-
-    One thread cleans one log. More threads do not help a single log that is too busy.
-    """
+    """Find threads that clean nearly all the time. More threads do not help a single busy log."""
     done = [run for run in runs if run.error is None]
     span_ms = _span_ms(done)
     busy = sum(run.seconds for run in done) * 1000 / (span_ms * cleaner.threads) if span_ms else 0.0
@@ -233,7 +209,6 @@ def _names(runs: Sequence[CleaningRun]) -> list[TopicPartition]:
 
 
 def _span_ms(runs: Sequence[CleaningRun]) -> float:
-    """Time from the start of the first pass to the end of the last; 0 if too short, or if a clock was set back."""
     is_backwards = any(later.at_ms < earlier.at_ms for earlier, later in pairwise(runs))
     if is_backwards or len({run.at_ms for run in runs}) < RUNS_MIN:
         return 0.0

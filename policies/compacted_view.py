@@ -1,9 +1,7 @@
 """When maintenance builds a compacted view: at Pulsar's threshold, and always before retention.
 
-The source of a view is the bucket. Without a remote tier it is the local log, and the view is stored on the same disk.
 A topic with `compaction.view.threshold` builds its view when more bytes than the threshold are beyond the view's
 horizon, or when the same plan would expire records that the view has not read.
-
 
 | event | effect |
 |---|---|
@@ -35,17 +33,9 @@ RETRY_MS = 600_000  # the value of log.cleaner.uncleanable.retry.ms
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewBacklog:
-    """The records that a run would read: ``[from_offset, upto_offset)``.
+    """The records that a run would read, ``[from_offset, upto_offset)``, and its lost range (`gap`).
 
-    `size_bytes` counts whole segments or manifest pages. The range of a view that was never built begins at the log
-    start.
-
-    | source | range and bytes |
-    |---|---|
-    | bucket | the part of the remote tier beyond the view |
-    | local log | up to the last stable offset; the active segment counts while the view holds nothing of it |
-
-    `gap` is the half-open range that the log lost since the last run, None without one.
+    `size_bytes` counts whole segments or manifest pages of the source.
     """
 
     is_built: bool
@@ -60,7 +50,6 @@ class ViewBacklog:
 
 
 def view_backlog(snapshot: PartitionSnapshot, name: str = DEFAULT_VIEW) -> ViewBacklog:
-    """Return the records that a run would read now."""
     view = find_view(snapshot.all_views, name)
     start = snapshot.log_start_offset
     is_built = view is not None and view.is_built
@@ -76,14 +65,14 @@ def view_backlog(snapshot: PartitionSnapshot, name: str = DEFAULT_VIEW) -> ViewB
 
 
 def _local_bytes(snapshot: PartitionSnapshot, begin: int) -> int:
-    """Size of the local segments beyond `begin`. The active one counts wholly or not at all, because it grows."""
+    """Size of the local segments beyond `begin`. The active one counts wholly or not at all: it grows."""
     active = snapshot.active
     size_bytes = sum(each.size_bytes for each in snapshot.closed if each.next_offset > begin)
     return size_bytes + (active.size_bytes if active is not None and begin <= active.base_offset else 0)
 
 
 def view_builds(snapshot: PartitionSnapshot, expired: Sequence[ExpireRemote | DropLocal]) -> list[BuildView]:
-    """Return at most one run, of the view with the threshold. The same plan expires the records of `expired`."""
+    """Return at most one run, of the view with the threshold. `expired` are the expiries of the same plan."""
     threshold = snapshot.rules.view_threshold_bytes
     if threshold is None or not _may_build(snapshot) or _is_waiting(snapshot):
         return []
@@ -109,7 +98,7 @@ def view_builds(snapshot: PartitionSnapshot, expired: Sequence[ExpireRemote | Dr
 
 
 def held_back(snapshot: PartitionSnapshot, expired: Sequence[Ending], builds: Sequence[BuildView]) -> list[Ending]:
-    """Return `expired` without the records that the view has not read and this plan does not read, oldest first."""
+    """Return `expired` without the records that neither the view nor this plan reads, oldest first."""
     reach = held_from(snapshot, builds)
     if reach is None:
         return list(expired)
@@ -134,7 +123,6 @@ def _may_build(snapshot: PartitionSnapshot) -> bool:
 
 
 def _is_waiting(snapshot: PartitionSnapshot) -> bool:
-    """Whether the last run failed less than `RETRY_MS` ago."""
     view = find_view(snapshot.all_views, DEFAULT_VIEW)
     failure = view.failure if view is not None else None
     return failure is not None and 0 <= snapshot.now_ms - failure.failed_ms < RETRY_MS

@@ -16,13 +16,11 @@ A log is eligible when one of these holds:
 - its last pass was cancelled, or its buffer was too small. Nothing of such a log is copied until a pass has read all of
   its range (`PartitionSnapshot.clean_cut`).
 
-**Order.** Kafka always cleans the filthiest log first, so a log of medium dirt can wait forever among busy logs. Here
-each maintenance pass that skips an eligible log raises its rank by ``1 / AGING_ROUNDS`` of a ratio.
-
-Bound: with n eligible logs and k cleaned per maintenance pass, each log is cleaned within
-``AGING_ROUNDS + (n - 1) // k`` maintenance passes, for any appends. A dirty ratio is above 0 and at most 1. So a log
-cleaned in maintenance pass AGING_ROUNDS or later cannot rank above a log that has waited since an earlier one, and each
-of the other logs is cleaned at most once before the waiting log is.
+**Order.** Kafka always cleans the filthiest log first, so a log of medium dirt can wait forever. Here each maintenance
+pass that skips an eligible log raises its rank by ``1 / AGING_ROUNDS`` of a ratio. Bound: with n eligible logs and k
+cleaned per maintenance pass, each log is cleaned within ``AGING_ROUNDS + (n - 1) // k`` maintenance passes, for any
+appends. A dirty ratio is above 0 and at most 1. So a log cleaned in pass AGING_ROUNDS or later cannot rank above a log
+that has waited since an earlier one, and each other log is cleaned at most once before the waiting log is.
 
 **Recompaction.** A segment that is on both tiers is cleaned again with the local log. Its entry keeps the old records,
 and so every tombstone above it stays (I5: a tombstone is removed once all entries below it are clean past it). Both
@@ -37,16 +35,14 @@ of the last one, without a gap.
 | lost less or none, and a job wrote an entry (`made_by`) | none: entry and segment may have lost different records |
 | any, and a job erased records of an entry (`is_redacted`) | none: the segment may still have these records |
 
-"Enough" means both `remote.recompaction.min.reduction.ratio` and `remote.recompaction.min.saved.bytes`. For a segment
-of about equal size only a comparison shows whether it lost a record. `PartitionSnapshot.shrunk` holds the segments that
-did, so that no segment is compared twice.
-
+"Enough" means both `remote.recompaction.min.reduction.ratio` and `remote.recompaction.min.saved.bytes`.
+`PartitionSnapshot.shrunk` holds segments of about equal size that lost a record, so that none is compared twice.
 Entries are replaced whole or not at all. Nothing happens before the bucket holds all clean records
 (`PartitionSnapshot.clean_cut`): an older record may have been removed because of a newer one that only the disk has.
 
-Cost: with the default ratio of 0.5 every upload is at most half of the bytes it replaces, so all uploads together stay
-below twice the first one. The byte limit is a price: a replacement is three PUTs (data, indexes, manifest) for 0.000015
-USD, the price of 1 MiB for three weeks (S3 Standard: 5 USD a million PUTs, 0.023 USD a GB and month).
+Cost: with the default ratio of 0.5 all uploads together stay below twice the first one. The byte limit is a price: a
+replacement is three PUTs (data, indexes, manifest) for 0.000015 USD, the price of 1 MiB for three weeks (S3 Standard: 5
+USD a million PUTs, 0.023 USD a GB and month).
 """
 
 from __future__ import annotations
@@ -71,12 +67,11 @@ AGING_ROUNDS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogToClean:
-    """A compacted log as the cleaner sees it.
-
-    Bytes are of ``.log`` files, offsets half open. A segment that contains the checkpoint counts once, as cleanable.
+    """A compacted log as the cleaner sees it. Bytes are of ``.log`` files, offsets half open.
 
     | field | meaning |
     |---|---|
+    | `cleanable_bytes` | a segment that contains the checkpoint counts once, here |
     | `delay_ms` | time since the oldest dirty record passed `max.compaction.lag.ms`; 0 before |
     | `is_unfinished` | an earlier pass removed records because of newer ones that are still dirty |
     | `is_misplaced` | the checkpoint is outside the log and must be rewritten even if nothing is cleaned |
@@ -99,7 +94,7 @@ class LogToClean:
 
     @property
     def is_eligible(self) -> bool:
-        """Whether the log is dirty beyond the limit (strictly, as in Kafka), dirty for too long, or half cleaned."""
+        """Whether the log is dirty beyond the limit (strictly, as in Kafka), for too long, or half cleaned."""
         is_dirty = is_dirty_enough(self.cleanable_bytes, self.clean_bytes, self.min_dirty_ratio)
         return is_dirty or (self.cleanable_bytes > 0 and (self.delay_ms > 0 or self.is_unfinished))
 
@@ -110,7 +105,7 @@ def dirty_share(dirty_bytes: float, clean_bytes: float) -> float:
 
 
 def is_dirty_enough(dirty_bytes: float, clean_bytes: float, min_ratio: float) -> bool:
-    """Whether the dirty share exceeds `min.cleanable.dirty.ratio`, strictly as in Kafka. False without dirty bytes."""
+    """Whether the dirty share exceeds the limit, strictly as in Kafka. False without dirty bytes."""
     return dirty_bytes > 0 and dirty_share(dirty_bytes, clean_bytes) > min_ratio
 
 
@@ -137,7 +132,7 @@ def log_to_clean(snapshot: PartitionSnapshot) -> LogToClean:
 def cleanings(snapshot: PartitionSnapshot) -> list[CleanLog]:
     """Return at most one pass, over ``[first dirty, first uncleanable)``, if the log is eligible.
 
-    No pass while the cleaner is paused, or while a copy of this partition reads files that a pass would replace.
+    No pass while the cleaner is paused, or while a copy reads files that a pass would replace.
     """
     if not snapshot.rules.cleanup_compact or snapshot.copying or not snapshot.may_clean:
         return []
@@ -200,10 +195,7 @@ def forced_cleaning(snapshot: PartitionSnapshot) -> CleanLog | None:
 
 
 def tombstones_below(snapshot: PartitionSnapshot, *, is_bucket_known: bool) -> int | None:
-    """Return the offset below which a pass may remove tombstones and markers; None for no bound.
-
-    0 while the remote tier of a tiered topic is unknown. See I5 and `remote.manifest.tombstone_bound`.
-    """
+    """Return the bound of removable tombstones and markers (I5). None: no bound. 0: remote tier unknown."""
     if snapshot.is_tiered and not is_bucket_known:
         return 0
     return tombstone_bound(snapshot.committed_parts, snapshot.all_views, snapshot.log_start_offset)
@@ -229,10 +221,7 @@ def first_dirty_offset(snapshot: PartitionSnapshot) -> int:
 
 
 def first_uncleanable_offset(snapshot: PartitionSnapshot) -> int:
-    """The offset where a pass must stop: a segment's base, or the first dirty offset.
-
-    Bounds are the stable offset, the active segment, and the first record younger than `min.compaction.lag.ms`.
-    """
+    """The offset where a pass must stop: a segment's base, or the first dirty offset."""
     dirty_from = first_dirty_offset(snapshot)
     upto = dirty_from
     for segment in _dirty_closed(snapshot, dirty_from):
@@ -258,9 +247,9 @@ def _delay_ms(snapshot: PartitionSnapshot, dirty_from: int) -> int:
 
 
 def _overdue_from_ms(snapshot: PartitionSnapshot, dirty_from: int) -> int | None:
-    """The first ms at which the oldest dirty record has waited longer than `max.compaction.lag.ms`.
+    """The first ms at which a dirty record is older than `max.compaction.lag.ms`; None without either.
 
-    None without such a record or without a maximum lag. A timestamp of 0 or less counts as absent (Kafka).
+    A timestamp of 0 or less counts as absent (Kafka).
     """
     lag_ms = snapshot.rules.max_compaction_lag_ms
     if lag_ms is None:
@@ -282,7 +271,7 @@ def _reason(log: LogToClean, max_lag_ms: int | None) -> str:
 def replacements(
     snapshot: PartitionSnapshot, *, going: AbstractSet[str] = frozenset()
 ) -> list[ReplaceRemote | AdvanceCleanedOffset]:
-    """Return the decisions about entries that a local segment tiles, in offset order; `going` (ulids) are skipped."""
+    """Return decisions about entries that a local segment tiles, in offset order, without `going` (ulids)."""
     cut = snapshot.clean_cut
     if not snapshot.rules.cleanup_compact or not snapshot.is_copying_on or cut == 0:
         return []
@@ -300,10 +289,7 @@ def replacements(
 
 
 def tiled(entries: Sequence[SegmentEntry], base_offset: int, next_offset: int) -> tuple[SegmentEntry, ...]:
-    """Return the entries that tile ``[base_offset, next_offset)`` exactly, else none.
-
-    Each entry begins at the next offset of the one before. `entries` ascend and do not overlap.
-    """
+    """Return the ascending entries that tile ``[base_offset, next_offset)`` exactly, else none."""
     first = bisect_left(entries, base_offset, key=attrgetter("base_offset"))
     found: list[SegmentEntry] = []
     reached = base_offset

@@ -1,10 +1,7 @@
-"""When a closed segment is due for its copy (KIP-1241), and the reasons for people.
+"""When a closed segment is due for its copy (KIP-1241), for the plan, the status and the simulation.
 
-The plan, status and the simulation all use this one rule. A new setting that defers copies changes this module only.
-
-The copy lag of a segment ends at the earlier of two times: its newest record is `copy_lag_ms` old, or `copy_lag_bytes`
-of the log are newer. Zero in either field ends it once the segment is closed. With None in both fields it never ends.
-The segment is due from then on, in each `copy_window`.
+The copy lag of a segment ends when its newest record is `copy_lag_ms` old, or `copy_lag_bytes` of the log are newer: at
+once with zero in either field, never with None in both. From then on it is due in each `copy_window`.
 """
 
 from __future__ import annotations
@@ -26,8 +23,7 @@ def copy_due_ms(
 ) -> float:
     """Return the first time in ms at which a segment is due; `NEVER` where no time is known.
 
-    The segment was closed at `closed_ms`, and `newest_ms` is the time of its newest record. `reached_ms(n)` is the time
-    at which n bytes are newer than the segment, `NEVER` while they are not.
+    `reached_ms(n)` is the time at which n bytes are newer than the segment, `NEVER` while they are not.
     """
     lag_ms, lag_bytes = rules.copy_lag_ms, rules.copy_lag_bytes
     by_age = NEVER if lag_ms is None else newest_ms + lag_ms
@@ -43,7 +39,8 @@ def copy_due_since_ms(snapshot: PartitionFigures) -> int | None:
     None while no segment is due, or where no time is known. A segment that is due only by `remote.copy.lag.bytes` has
     no time.
 
-    Pauses, running copies and the end of the copy window do not matter: the segment stays due. Of a compacted topic only cleaned segments are due.
+    Pauses, running copies and the end of the copy window do not matter: the segment stays due. Of a compacted topic
+    only cleaned segments are due.
     """
     if not snapshot.is_tiered or snapshot.rules.copy_disabled:
         return None
@@ -96,7 +93,7 @@ def are_uploads_held(snapshot: PartitionFigures) -> bool:
 
 
 def without_copy_lag(snapshot: PartitionSnapshot) -> PartitionSnapshot:
-    """Return the snapshot with rules that copy each closed segment at once, for a producer that waits for the copy."""
+    """Return the snapshot with rules that copy each closed segment at once."""
     return replace(snapshot, rules=replace(snapshot.rules, copy_lag_ms=0, copy_window=ALL_DAY))
 
 

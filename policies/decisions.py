@@ -1,8 +1,7 @@
 """The decisions that policies can make: frozen facts, each with a reason for people.
 
-A decision names its subject: half-open offsets, the ulid of an entry, or the key of an object. `apply` compares the
-subject with the current state, and skips a decision that no longer fits. Skipping a decision is always safe for the
-decisions before it.
+A decision names its subject: half-open offsets, the ulid of an entry, or the key of an object. `apply` skips a decision
+that the current state no longer fits. A skipped decision is always safe for the decisions before it.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ class RollActive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanLog:
-    """Compact the local log: map the keys of ``[first_dirty_offset, upto_offset)``, `size_bytes` in all.
-
-    The pass rewrites all local segments below `upto_offset`.
-    """
+    """Compact: map the keys of ``[first_dirty_offset, upto_offset)``, rewrite all segments below the end."""
 
     first_dirty_offset: int
     upto_offset: int
@@ -41,8 +37,7 @@ class CleanLog:
 class CopySegment:
     """Upload and commit one closed segment. A failed copy ends the copies of this partition in this plan.
 
-    Adjacent segments share commits (`policies.tiering.completes_commit`). `is_indivisible` marks copies of a compacted
-    topic: all of them in one plan share one commit.
+    `is_indivisible`: all such copies of one plan (a compacted topic) share one commit.
     """
 
     base_offset: int
@@ -54,10 +49,7 @@ class CopySegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaceRemote:
-    """Upload a local segment that was cleaned again, in place of the entries that it tiles exactly.
-
-    `ulids` are these entries, in offset order. `size_bytes` are uploaded, `remote_bytes` are unlinked.
-    """
+    """Upload a segment that was cleaned again, in place of the entries `ulids` that it tiles exactly."""
 
     base_offset: int
     next_offset: int
@@ -69,7 +61,7 @@ class ReplaceRemote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvanceCleanedOffset:
-    """Record that entries which a later pass left unchanged are clean through `cleaned_through`; copies nothing."""
+    """Record that unchanged entries are clean through `cleaned_through`; copies nothing."""
 
     base_offset: int
     next_offset: int
@@ -91,10 +83,7 @@ class DropLocal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildView:
-    """Extend a compacted view to the end of its source: by ``[from_offset, upto_offset)`` at the time of the plan.
-
-    With `accepts_loss` the view continues after records that the log no longer holds.
-    """
+    """Extend a compacted view by ``[from_offset, upto_offset)``, with `accepts_loss` across lost records."""
 
     view: str
     from_offset: int
@@ -106,7 +95,7 @@ class BuildView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvanceLogStart:
-    """Raise the log start of both tiers: readers cannot read the records below. Later decisions delete the bytes."""
+    """Raise the log start of both tiers: readers lose the records below. Later decisions delete the bytes."""
 
     offset: int
     reason: str
@@ -137,7 +126,7 @@ class ExpireRemote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpirePage:
-    """Remove a whole manifest page from the manifest, unread; its entries' objects stay for the grace period."""
+    """Remove a whole page from the manifest, unread; its entries' objects stay for the grace period."""
 
     key: str
     base_offset: int
@@ -157,7 +146,7 @@ class DeletePending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletePage:
-    """Delete the objects of all entries of a page, then the page, a grace period after it left the manifest."""
+    """Delete the objects of a page's entries, then the page, a grace period after it left the manifest."""
 
     key: str
     size_bytes: int
@@ -220,10 +209,7 @@ class Total:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The decisions of each partition, in an order every prefix of which is safe. Partitions are independent.
-
-    `deferrals` are the actions put off, with reasons: a plan with deferrals alone is empty.
-    """
+    """The decisions of each partition, in an order every prefix of which is safe."""
 
     now_ms: int
     decisions: Mapping[TopicPartition, Sequence[Decision]] = field(default_factory=dict)

@@ -1,9 +1,4 @@
-"""Deferrals: the actions that a policy does not take yet, and why.
-
-A deferral is about one closed or active segment (a cleaning: about a range of segments). It has a stable code for
-programs and a sentence for people. The rule of the copy lag (KIP-1241) is in one place, for plan, status and
-simulation.
-"""
+"""Deferrals: the actions that a policy does not take yet, with a stable code and a sentence."""
 
 from __future__ import annotations
 
@@ -45,10 +40,7 @@ class Code(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deferral:
-    """One action that is put off. Offsets are half open; `size_bytes` is the size of the segment or range.
-
-    `until_ms` is the time at which the deferral ends by itself, None where it is unknown.
-    """
+    """One action on a segment or range that is put off, until `until_ms` (None: unknown)."""
 
     action: Action
     code: Code

@@ -1,7 +1,7 @@
 """Checks that a plan breaks no invariant, by walking its decisions in order, in about linear time.
 
-`apply` asserts them, and property tests try to break them. The module does not use the policies, on purpose: it knows
-the invariants of the design (I2, I4 to I6, I10), not retention.
+`apply` asserts them. The module does not use the policies, on purpose: it knows the invariants of the design (I2, I4 to
+I6, I10), not retention.
 """
 
 from __future__ import annotations
@@ -42,19 +42,16 @@ _NO_END = 1 << 63  # Kafka's offsets are signed 64-bit numbers
 
 @dataclass(slots=True)
 class _World:
-    """The snapshot as the decisions so far have changed it. Planned copies, which may fail, are no remote copies.
+    """The snapshot after the decisions so far. Planned copies may fail, so they are no remote copies.
 
     | field | meaning |
     |---|---|
     | `entries`, `local` | remaining entries by ulid and segments by base offset, oldest first |
     | `unknown` | offset ranges of entries that only a page holds, ascending; no single one of them may expire |
     | `copyable` | closed segments that are not empty, ascending |
-    | `gaps` | offsets that no entry of `entries` and no range of `unknown` holds; None until computed |
-    | `replaced` | entries that this plan replaces |
+    | `gaps` | offsets that neither `entries` nor `unknown` holds; may omit those of expired entries |
     | `named_keys` | pending deletes that an entry still names |
     | `view_reaches` | bound of the log start: above it, the view kept by a threshold would lose records |
-
-    `gaps` may still count expired entries below the log start as held.
     """
 
     snapshot: PartitionSnapshot
@@ -73,7 +70,6 @@ class _World:
     view_reaches: int | None = None
 
     def holds(self, base_offset: int, next_offset: int) -> bool:
-        """Whether the remaining entries hold every offset of the range at or above the log start."""
         retained_from = max(base_offset, self.log_start_offset)
         if retained_from >= next_offset:
             return True
@@ -83,13 +79,11 @@ class _World:
         return gap_base >= next_offset
 
     def next_to_copy(self) -> SegmentInfo | None:
-        """The first closed segment with retained records that are neither committed nor copied by this plan."""
         reached = max(self.copied_upto, self.log_start_offset)
         at = bisect_right(self.copyable, reached, key=attrgetter("next_offset"))
         return self.copyable[at] if at < len(self.copyable) else None
 
     def closed_segment(self, base_offset: int, next_offset: int) -> SegmentInfo | None:
-        """The snapshot's segment of exactly that range, unless it is active."""
         segment = self.closed.get(base_offset)
         return segment if segment is not None and segment.next_offset == next_offset else None
 
@@ -137,7 +131,6 @@ def _view_reaches(snapshot: PartitionSnapshot) -> int | None:
 
 
 def _gaps(ranges: Iterable[tuple[int, int]]) -> list[_Gap]:
-    """Return the offsets outside all ranges, ascending, from offset 0 on."""
     gaps: list[_Gap] = []
     reached = 0
     for base_offset, next_offset in sorted(ranges):
@@ -221,7 +214,6 @@ def _check_copy(world: _World, decision: CopySegment) -> Iterator[str]:
 
 
 def _check_copies(world: _World, copies: Sequence[CopySegment]) -> Iterator[str]:
-    """Check that the copies of a compacted topic, one commit, reach the cleaner's checkpoint."""
     uncopied, snapshot = world.next_to_copy(), world.snapshot
     if not copies or not snapshot.rules.cleanup_compact or uncopied is None:
         return
@@ -232,7 +224,6 @@ def _check_copies(world: _World, copies: Sequence[CopySegment]) -> Iterator[str]
 
 
 def _check_replace(world: _World, decision: ReplaceRemote | AdvanceCleanedOffset) -> Iterator[str]:
-    """Check that a local segment tiles the entries exactly, and is clean up to the store's end."""
     snapshot, cut = world.snapshot, world.snapshot.clean_cut
     if not snapshot.rules.cleanup_compact or not snapshot.is_copying_on:
         yield "the topic is not compacted, or copying is disabled"
@@ -295,7 +286,6 @@ def _check_advance(world: _World, decision: AdvanceLogStart) -> Iterator[str]:
 
 
 def _check_give_up(world: _World, decision: DisableTier) -> Iterator[str]:
-    """Check that the disk holds all records that the log retains afterwards."""
     snapshot = world.snapshot
     if not snapshot.rules.gives_up_remote:
         yield "the remote tier is not disabled"
@@ -330,7 +320,6 @@ def _check_expire(world: _World, decision: ExpireRemote) -> Iterator[str]:
 
 
 def _check_expire_page(world: _World, decision: ExpirePage) -> Iterator[str]:
-    """Check that a page, which is removed unread, is wholly below the log start."""
     snapshot = world.snapshot
     page = next((each for each in (*snapshot.known_pages, *snapshot.pages) if each.key == decision.key), None)
     if page is None or (page.base_offset, page.next_offset) != (decision.base_offset, decision.next_offset):

@@ -6,11 +6,8 @@
 | `local_expirations` | the only copy of records that retention ends | the log start passes them first |
 | `disk_relief` | committed in the store, when a disk fills up: before their limits | safe at once |
 
-The second kind exists only where nothing is copied: an untiered topic, or a read-only remote tier.
-
-Source: `UnifiedLog.deleteOldSegments`: log start, then size, then time. Each is a scan from the oldest segment that
-ends at the first segment it must keep. By time the comparison is strict. The active segment is never dropped here; it
-is rolled first.
+Source: `UnifiedLog.deleteOldSegments`: log start, then size, then time (strict). Each scan ends at the first segment it
+must keep. The active segment is never dropped here; it is rolled first.
 """
 
 from __future__ import annotations
@@ -48,10 +45,7 @@ def local_drops(snapshot: PartitionSnapshot) -> list[DropLocal]:
 
 
 def drop_deferrals(snapshot: PartitionSnapshot) -> list[Deferral]:
-    """Return a deferral for each unwanted local segment that `local_drops` omits; oldest first.
-
-    Empty unless segments are copied: without copies retention expires the records (`local_expirations`).
-    """
+    """Return a deferral for each unwanted local segment that `local_drops` omits; oldest first."""
     if not snapshot.is_copying_on:
         return []
     dropped = len(local_drops(snapshot))
@@ -68,10 +62,7 @@ def _drop_deferral(snapshot: PartitionSnapshot, segment: SegmentInfo) -> Deferra
 
 
 def _unwanted(snapshot: PartitionSnapshot, may_go: MayGo) -> list[DropLocal]:
-    """Return the segments below the log start or beyond the local limits, oldest first.
-
-    The scan ends at the first segment for which `may_go` is false.
-    """
+    """Return the segments below the log start or beyond the local limits, up to the first not `may_go`."""
     limits = local_limits(snapshot)
     dropped = _by_log_start(snapshot.closed, snapshot.log_start_offset, may_go)
     kept_bytes = sum(segment.size_bytes for segment in snapshot.segments[len(dropped) :])
@@ -85,7 +76,7 @@ def local_expirations(
     """Return the local segments that retention expires, oldest first.
 
     `dropped` and `expired` are the results of `local_drops` and `expirations` for the same snapshot. Empty while
-    segments are being copied (then only remote entries expire), or if an older entry stays.
+    segments are being copied, or if an older entry stays.
     """
     expired_count = len(expired) + sum(page.segment_count for page in snapshot.dead_pages)
     if snapshot.is_copying_on or expired_count < snapshot.committed_count:
@@ -123,7 +114,6 @@ def disk_relief(snapshots: Iterable[PartitionSnapshot], wanted_bytes: int) -> di
 
 
 def _droppable_prefix(snapshot: PartitionSnapshot) -> list[SegmentInfo]:
-    """Return the oldest closed segments that the disk may lose."""
     safe = []
     for segment in snapshot.closed if snapshot.is_tiered else ():
         if segment.base_offset in snapshot.copying or not snapshot.has_safe_copy(segment):
@@ -142,7 +132,6 @@ def _by_log_start(segments: Sequence[SegmentInfo], log_start_offset: int, may_go
 
 
 def _by_size(segments: Sequence[SegmentInfo], kept_bytes: int, limit: int | None, may_go: MayGo) -> list[DropLocal]:
-    """Expire a segment only if the log without it still reaches the limit."""
     dropped: list[DropLocal] = []
     for segment in segments:
         if limit is None or kept_bytes - segment.size_bytes < limit or not may_go(segment):

@@ -1,19 +1,7 @@
-"""Placement: the log directory of a new partition, and the replicas of a new topic.
+"""Placement: the log directory of a new partition, and the replicas of a new topic. Pure.
 
-Directories (`choose_log_dir`): the directory with the fewest partitions, as in Kafka (`LogManager.nextLogDirs`). Kafka
-ignores partition sizes and free space; this function skips a directory that is nearly full. Ties are broken by the most
-free bytes, then by the configured order.
-
-Replicas (`assign_replicas`): Kafka's `AdminUtils.assignReplicasToBrokers`.
-
-- Leaders are assigned round-robin from a start index.
-- Followers are on the brokers after the leader. The distance grows by one after each full round, so that the followers
-  of one broker's leaders are spread.
-- With racks the brokers are ordered so that racks alternate. A rack gets a second replica only when every rack has one.
-
-KRaft's `StripedReplicaPlacer` has the same goals and draws random numbers more often.
-
-Pure: random choices are arguments (`start_index`, `shift`), so equal numbers give equal assignments.
+The directory has the fewest partitions, as in Kafka's `LogManager.nextLogDirs`, then the most free bytes; a nearly full
+one is skipped. The replicas are those of Kafka's `AdminUtils.assignReplicasToBrokers`.
 """
 
 from __future__ import annotations
@@ -34,17 +22,14 @@ REPLICAS_MAX = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broker:
-    """A broker of the fleet.
-
-    `rack` is None without a rack. Either all brokers of the fleet have a rack, or none (Kafka's enforced mode).
-    """
+    """A broker of the fleet. Either all brokers have a rack, or none (Kafka's enforced mode)."""
 
     broker_id: int
     rack: str | None = None
 
 
 def choose_log_dir(dirs: Sequence[LogDirFacts], *, free_bytes_min: int = 0, free_share_min: float = 0.0) -> LogDirFacts:
-    """Choose the directory for a new partition by the rule of the module text.
+    """Choose the directory for a new partition.
 
     Skips a directory with fewer than `free_bytes_min` bytes or less than `free_share_min` (0..1) of its file system
     free. Raises DiskFailed, with the reason for each directory, if none remains.
@@ -68,11 +53,9 @@ def assign_replicas(
 ) -> dict[int, tuple[int, ...]]:
     """Return broker ids per partition, the preferred leader first.
 
-    The partitions are ``[first_partition, first_partition + partitions)``. A growing topic passes its current number of
-    partitions as `first_partition`. `start_index` and `shift` are any non-negative numbers; Kafka draws both below the
-    number of brokers.
-
-    Raises InvalidRequest for a fleet or numbers that Kafka would reject.
+    The partitions are ``[first_partition, first_partition + partitions)``. `start_index` and `shift` are any
+    non-negative numbers; Kafka draws both below the number of brokers. Raises InvalidRequest for a fleet or numbers
+    that Kafka would reject.
     """
     _check_numbers(partitions, replication_factor, start_index, shift, first_partition)
     _check_fleet(brokers, replication_factor)
@@ -80,19 +63,14 @@ def assign_replicas(
     assigned = {}
     for partition in range(first_partition, first_partition + partitions):
         leader = (partition + start_index) % len(order)
-        # The shift grows by one with each full round of leaders, counted from partition 0 or from this call's first
-        # partition.
+        # The shift grows by one with each full round of leaders, from partition 0 or from this call's first partition.
         rounds = partition // len(order) - max(0, first_partition - 1) // len(order)
         assigned[partition] = _replicas(order, leader, shift + rounds, replication_factor)
     return assigned
 
 
 def alternate_racks(brokers: Sequence[Broker]) -> list[Broker]:
-    """Return the brokers with alternating racks: one of each rack in turn.
-
-    Racks are ordered by name, brokers by id. A rack without further brokers is skipped. Without racks the order is by
-    id. Source: `AdminUtils.getRackAlternatedBrokerList`.
-    """
+    """Return one broker of each rack in turn: racks by name, brokers by id. Without racks, by id (Kafka)."""
     by_rack: dict[str, list[Broker]] = defaultdict(list)
     for broker in sorted(brokers, key=lambda each: each.broker_id):
         by_rack[broker.rack or ""].append(broker)
@@ -115,7 +93,7 @@ def _reason_against(each: LogDirFacts, free_bytes_min: int, free_share_min: floa
 
 
 def _replicas(order: Sequence[Broker], leader: int, shift: int, replication_factor: int) -> tuple[int, ...]:
-    """Return the leader and its followers. Kafka multiplies the shift by the number of racks, one without racks."""
+    """Return the leader and its followers. Kafka multiplies the shift by the number of racks."""
     rack_count = len({broker.rack for broker in order})
     chosen, racks = [order[leader].broker_id], {order[leader].rack}
     taken = set(chosen)

@@ -1,6 +1,6 @@
 """The plan: the decisions of all policies for one partition, in an order whose every prefix is safe.
 
-Order of effects:
+Order of effects; after a crash between any two of them the next plan continues:
 
 1. Roll, clean, copy: these only add. A plan that cleans copies nothing, because cleaning merges and replaces the
    segments that the copies would name. A skipped copy before a completed one would be a permanent hole in the bucket.
@@ -13,17 +13,13 @@ Order of effects:
    disabled tier follow.
 7. Delete the bytes of objects unlinked a grace period ago, then old manifests.
 
-After a crash between any two of them the next plan continues.
-
 Order of effects for a disabled remote tier (KIP-950, `remote.log.delete.on.disable`):
 
 1. One decision, alone in its plan: the log start rises to the start of the local log, and no entry counts any more.
 2. From then on all other policies see a partition with an empty bucket.
-3. Later plans unlink the old pages whole, and the old entries as far as there is room.
+3. Later plans unlink the old pages whole, and the old entries as far as there is room. Nothing is copied until this
+   step is complete (`PartitionSnapshot.is_copying_on`), so a tier that is enabled again begins without entries.
 4. The bytes are deleted a grace period later.
-
-Nothing is copied until step 3 is complete (`PartitionSnapshot.is_copying_on`). So a tier that is enabled again begins
-without entries.
 """
 
 from __future__ import annotations
@@ -67,10 +63,7 @@ _DISABLED_REASON = "the remote tier is disabled"
 
 
 def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
-    """Return the decisions for one partition, in order. Pure: equal snapshots give equal lists.
-
-    A cleaning earlier in the list changes sizes and ranges, so `apply` checks each decision again.
-    """
+    """Return the decisions for one partition, in order. Pure: equal snapshots give equal lists."""
     if tier_disabled := disablings(snapshot):
         return [*tier_disabled]
     dropped, wanted = local_drops(snapshot), expirations(snapshot)
@@ -101,10 +94,7 @@ def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
 
 
 def deferrals(snapshot: PartitionSnapshot, planned: Sequence[Decision]) -> list[Deferral]:
-    """Return the copies, cleanings and local drops that `planned` (of `plan_partition`) puts off, with reasons.
-
-    Every segment to copy is either in the plan or among the deferrals.
-    """
+    """Return the copies, cleanings and local drops that `planned` (of `plan_partition`) puts off."""
     is_cleaning, is_rolling = (any(isinstance(each, kind) for each in planned) for kind in (CleanLog, RollActive))
     dropping = {each.base_offset for each in planned if isinstance(each, DropLocal)}
     held = {each.base_offset for each in local_drops(snapshot)} - dropping
@@ -139,7 +129,7 @@ def _held_drop(snapshot: PartitionSnapshot, segment: SegmentInfo) -> Deferral:
 def _without_uploads(
     replaced: Sequence[ReplaceRemote | AdvanceCleanedOffset], dropped: Sequence[DropLocal]
 ) -> tuple[list[ReplaceRemote | AdvanceCleanedOffset], list[DropLocal]]:
-    """Remove the replacements, which wait while uploads are paused, and the drops from their first segment on."""
+    """Remove the replacements, which wait during a pause, and the drops from their first segment on."""
     first = min((each.base_offset for each in replaced if isinstance(each, ReplaceRemote)), default=None)
     raised: list[ReplaceRemote | AdvanceCleanedOffset] = [
         each for each in replaced if not isinstance(each, ReplaceRemote)
@@ -148,7 +138,6 @@ def _without_uploads(
 
 
 def _advance(snapshot: PartitionSnapshot, expired: list[ExpireRemote], ended: list[DropLocal]) -> list[AdvanceLogStart]:
-    """Return one step of the log start past everything that expires: to the next offset of the last expired range."""
     ending: list[ExpireRemote | DropLocal] = [*expired, *ended]
     passed = [one for one in ending if one.next_offset > snapshot.log_start_offset]
     if not passed:
@@ -158,7 +147,7 @@ def _advance(snapshot: PartitionSnapshot, expired: list[ExpireRemote], ended: li
 
 
 def disablings(snapshot: PartitionSnapshot) -> list[DisableTier]:
-    """Return a decision if the bucket holds entries or views that count, or if the log begins below the disk."""
+    """Return a decision if the bucket holds entries or views that count, or the log begins below the disk."""
     if not (snapshot.is_tiered and snapshot.rules.gives_up_remote and snapshot.segments):
         return []
     starts_at = snapshot.segments[0].base_offset
@@ -175,7 +164,7 @@ def disablings(snapshot: PartitionSnapshot) -> list[DisableTier]:
 
 
 def leaving_for_good(snapshot: PartitionSnapshot) -> list[ExpirePage | ExpireRemote]:
-    """Return the parts of a disabled tier to unlink now: all pages unread, then entries as far as there is room."""
+    """Return the parts of a disabled tier to unlink now: all pages, then entries as far as there is room."""
     entries = [part for part in snapshot.tier_disabled if isinstance(part, SegmentEntry)]
     pages = [part for part in snapshot.tier_disabled if not isinstance(part, SegmentEntry)]
     return [

@@ -2,16 +2,9 @@
 
 Source: `RemoteLogManager.cleanupExpiredRemoteLogSegments`. Per entry from the oldest: log start, then time (**not**
 strict, unlike the local test), then size. The first entry that must stay ends the scan. Bytes are deleted only after
-the grace period, so a reader with an older manifest still finds them (DESIGN, commit protocol 5).
-
-Expiring an entry and unlinking it are two steps, because a manifest lists every pending delete and has limited room:
-
-- A page whose entries have all expired is unlinked whole, as one item.
-- Single entries are unlinked as far as there is room. The rest are below the log start, and are unlinked when there is
-  room again.
-
-Older manifests have readers: a reader may be between learning a sequence and reading that manifest, and a pin needs the
-manifest that it was made for (`remote.gc.pins`). So the newest MANIFESTS_RETAINED manifests stay.
+the grace period, for readers with an older manifest. Expiry and unlinking are two steps, because a manifest has limited
+room for pending deletes. The newest MANIFESTS_RETAINED manifests stay: a reader may be between learning a sequence and
+reading that manifest, and a pin needs the manifest that it was made for (`remote.gc.pins`).
 """
 
 from __future__ import annotations
@@ -32,7 +25,7 @@ MANIFESTS_AT_ONCE = 200  # each deletion leaves a permanent boundary object
 
 
 def expirations(snapshot: PartitionSnapshot) -> list[ExpireRemote]:
-    """Return the known entries to expire, oldest first. A segment that is being copied, and all after it, stays."""
+    """Return the known entries to expire, oldest first, up to the first segment that is being copied."""
     limits = snapshot.rules.log_limits
     kept_bytes = log_bytes(snapshot) if limits.bytes is not None else 0
     first_copying = min(snapshot.copying, default=None)
@@ -53,10 +46,7 @@ def expirations(snapshot: PartitionSnapshot) -> list[ExpireRemote]:
 
 
 def leaving(snapshot: PartitionSnapshot, expired: Sequence[ExpireRemote]) -> list[ExpirePage | ExpireRemote]:
-    """Return what to unlink now, oldest first: whole pages, then entries as far as there is room.
-
-    `expired` is the result of `expirations`, or a prefix of it.
-    """
+    """Return the parts of `expired` to unlink now, oldest first: pages, then entries while there is room."""
     passed = expired[-1].next_offset if expired else 0
     whole = [page for page in snapshot.known_pages if page.next_offset <= passed]
     left_whole = whole[-1].next_offset if whole else 0
@@ -74,7 +64,7 @@ def room_for_entries(snapshot: PartitionSnapshot) -> int:
 
 
 def deletions(snapshot: PartitionSnapshot) -> list[DeletePending | DeletePage]:
-    """Return the objects whose grace period has passed and that no entry of log or views names, then due pages."""
+    """Return the objects that no entry names and whose grace period has passed, then due pages."""
     grace_ms, now_ms = snapshot.rules.delete_grace_ms, snapshot.now_ms
     due = [each for each in snapshot.pending_deletes if deletion_due_ms(each.unlinked_ms, snapshot.rules) <= now_ms]
     live = snapshot.named_keys if due else frozenset()  # two keys per entry: computed only if needed
@@ -105,19 +95,13 @@ def manifest_collections(snapshot: PartitionSnapshot) -> list[CollectManifests]:
 
 
 def collectable_upto(sequence: int, gc_boundary: int) -> int:
-    """Return the sequence up to which manifests may be deleted; 0 while there are few.
-
-    `sequence` is the newest manifest's. Manifests up to `gc_boundary` are void already.
-    """
+    """Return the sequence up to which manifests may be deleted (void up to `gc_boundary`); 0 for few."""
     upto = sequence - MANIFESTS_RETAINED
     return upto if upto - gc_boundary >= MANIFESTS_AT_ONCE else 0
 
 
 def page_to_know(snapshot: PartitionSnapshot) -> PageEntry | None:
-    """Return the oldest page whose entries must be read, because some may expire; None without one.
-
-    Called again with the fuller snapshot, it may return the next page.
-    """
+    """Return the oldest page whose entries must be read, because some may expire; None without one."""
     page = snapshot.oldest_unknown
     if page is None or len(expirations(snapshot)) < len(snapshot.known_oldest()):
         return None
@@ -130,7 +114,7 @@ def page_to_know(snapshot: PartitionSnapshot) -> PageEntry | None:
 def log_bytes(snapshot: PartitionSnapshot) -> int:
     """The size of the whole log for retention by size: committed entries plus records only on disk.
 
-    Bytes below the log start do not count, but an unread page that contains it counts whole (`page_to_know`).
+    An unread page that contains the log start counts whole (`page_to_know`).
     """
     start = snapshot.log_start_offset
     only_local_from = max(start, snapshot.remote_next_offset or 0)
@@ -151,7 +135,6 @@ def _too_old(entry: SegmentEntry, now_ms: int, limit: int | None) -> str | None:
 
 
 def _too_large(entry: SegmentEntry, kept_bytes: int, limit: int | None) -> str | None:
-    """Expire an entry only if the log without it still reaches the limit."""
     if limit is None or kept_bytes - entry.size_bytes < limit:
         return None
     return f"{kept_bytes} bytes kept, retention.bytes={limit}"

@@ -1,7 +1,6 @@
-"""The resolved settings of one partition's topic: no -1, no -2, no inheritance.
+"""The resolved settings of one partition's topic, without inheritance. None always means *unlimited*.
 
-None always means *unlimited*. `tiered.config.properties` and `tiered.config.config` hold the names (`retention.ms`,
-`local.retention.ms`, ...) and resolve them. This module holds values only.
+`tiered.config.properties` and `tiered.config.config` hold the names (`retention.ms`, ...) and resolve them.
 """
 
 from __future__ import annotations
@@ -13,10 +12,7 @@ DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DailyWindow:
-    """A part of each day in UTC, from `start_ms` to before `end_ms`, both in ms after midnight; it may pass midnight.
-
-    `start_ms` is below a day, `end_ms` at most a day, and they differ.
-    """
+    """A part of each day in UTC, ``[start_ms, end_ms)``, in ms after midnight; it may pass midnight."""
 
     start_ms: int
     end_ms: int
@@ -40,9 +36,7 @@ ALL_DAY = DailyWindow(start_ms=0, end_ms=DAY_MS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRules:
-    """Times in ms, sizes in bytes, None = unlimited.
-
-    Defaults are Kafka's; `delete_grace_ms` and `copy_window` exist only here.
+    """Times in ms, sizes in bytes, None = unlimited. Defaults are Kafka's, if Kafka has the setting.
 
     | field | meaning |
     |---|---|
@@ -113,10 +107,10 @@ def deletion_due_ms(unlinked_ms: int, rules: PartitionRules) -> int:
 
 
 def local_expiry_ms(newest_ms: int, limit_ms: int) -> int:
-    """The first ms at which a local segment with this newest record is older than a limit (strict, as in Kafka)."""
+    """The first ms at which a local segment is older than a limit (strict, as in Kafka)."""
     return newest_ms + limit_ms + 1
 
 
 def remote_expiry_ms(newest_ms: int, limit_ms: int) -> int:
-    """The first ms at which a remote segment with this newest record reaches a limit (not strict, as in Kafka)."""
+    """The first ms at which a remote segment reaches a limit (not strict, as in Kafka)."""
     return newest_ms + limit_ms

@@ -1,12 +1,7 @@
 """The input of the policies: one partition at one moment, frozen, both tiers.
 
-| type | read of the log | a plan may be made of it |
-|---|---|---|
-| `PartitionFigures` | nothing: its segments have no largest timestamps | no: status alone |
-| `PartitionSnapshot` | the times of the segments, the last stable offset | yes |
-
-The caller takes them, because only the caller knows clocks, disks and stores. A plan is about this moment alone, so
-`apply` checks the current state before each effect.
+`PartitionFigures` need no read of the log, and serve the status alone: the segments have no largest timestamps.
+`PartitionSnapshot` adds the times of the segments and the last stable offset, for plans.
 """
 
 from __future__ import annotations
@@ -42,13 +37,9 @@ class PartitionFigures:
     | `remote` | the entries known one by one: the newest always, older ones as far as they were requested |
     | `pages` | pages that stand for all other entries; they may be between entries of `remote` |
     | `known_pages` | the pages whose entries are in `remote` |
-    | `head_sequence` | sequence of the newest manifest, 0 without one |
-    | `manifests_gc_boundary` | manifests up to this sequence were deleted |
     | `tier_disabled` | pages and entries of a disabled tier: they count for nothing and are in no other field |
-    | `paused` | uploads are paused: the bucket gets manifests only; all else continues as if copies were late |
     | `views`, `local_views` | compacted views in the manifest, and next to the local log |
     | `keeps_views_on_disk` | the next run of a view writes to the disk; otherwise to the bucket |
-    | `all_views` | the views that readers find |
     """
 
     partition: TopicPartition
@@ -82,7 +73,7 @@ class PartitionFigures:
 
     @property
     def is_copying_on(self) -> bool:
-        """Whether segments are copied: not disabled (KIP-950's read-only tier), and no rest of a disabled tier."""
+        """Whether segments are copied: not disabled (KIP-950), and no rest of a disabled tier."""
         return self.is_tiered and not self.rules.copy_disabled and not self.tier_disabled
 
     @property
@@ -92,7 +83,7 @@ class PartitionFigures:
 
     @property
     def all_views(self) -> tuple[CompactedView, ...]:
-        """One view per name: the manifest's if it was built, else the local one."""
+        """The views that readers find, one per name: the manifest's if it was built, else the local one."""
         return merged_views(self.views, self.local_views)
 
     @property
@@ -102,7 +93,6 @@ class PartitionFigures:
 
     @property
     def closed(self) -> tuple[SegmentInfo, ...]:
-        """The local segments that no append changes."""
         return self.segments[:-1]
 
     @cached_property
@@ -149,7 +139,6 @@ class PartitionFigures:
 
     @property
     def remote_ranges(self) -> Iterator[tuple[int, int]]:
-        """The offset ranges of committed entries, known or not, in no order."""
         for entry in self.committed:
             yield entry.base_offset, entry.next_offset
         for page in self.pages:
@@ -174,14 +163,14 @@ class PartitionFigures:
     def clean_cut(self) -> int:
         """The offset up to which each removed record was removed because of a newer record below that offset.
 
-        0 while a cancelled pass, or a pass with too small a buffer, has removed records because of newer ones above the
-        checkpoint. A bucket that ended in between would hold neither the older nor the newer record of a key.
+        0 while an unfinished pass has removed records because of newer ones above the checkpoint. A bucket that ended
+        in between would hold neither the older nor the newer record of a key.
         """
         checkpoint = self.cleaner_offset or 0
         return checkpoint if self.cleaner_reach <= checkpoint else 0
 
     def is_committed(self, base_offset: int, next_offset: int) -> bool:
-        """Whether committed entries hold every offset of the range; true for an empty range. Kafka ignores holes."""
+        """Whether committed entries hold every offset of the range; true for an empty range."""
         return self.coverage.holds(base_offset, next_offset)
 
     def has_safe_copy(self, segment: SegmentInfo) -> bool:
@@ -192,10 +181,7 @@ class PartitionFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionSnapshot(PartitionFigures):
-    """One partition, as plans need it. `stable_offset` (LSO) is the bound of copying and cleaning.
-
-    `may_clean` is False while the cleaner is paused, or waits after a failure.
-    """
+    """One partition, as plans need it. `stable_offset` (LSO) bounds copying and cleaning."""
 
     stable_offset: int
     may_clean: bool = True
@@ -216,7 +202,7 @@ def merged_views(remote: Sequence[CompactedView], local: Sequence[CompactedView]
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Ascending half-open ranges: range i is ``[base_offsets[i], next_offsets[i])``. No two ranges overlap or touch."""
+    """Ascending half-open ranges ``[base_offsets[i], next_offsets[i])``. No two overlap or touch."""
 
     base_offsets: tuple[int, ...]
     next_offsets: tuple[int, ...]
@@ -246,7 +232,7 @@ class Coverage:
         return reached >= next_offset
 
     def missing(self, base_offset: int, next_offset: int) -> list[tuple[int, int]]:
-        """Return the parts of ``[base_offset, next_offset)`` that are not held, ascending. An empty range has none."""
+        """Return the parts of ``[base_offset, next_offset)`` that are not held, ascending."""
         at = max(0, bisect_right(self.base_offsets, base_offset) - 1)
         found: list[tuple[int, int]] = []
         reached = base_offset

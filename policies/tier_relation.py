@@ -60,11 +60,7 @@ ALLOWED: dict[Relation, frozenset[Action]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTier:
-    """The local log.
-
-    `held` are the offset ranges of segments with records, ascending. `epochs` is the leader epoch checkpoint; it has no
-    information below `lineage_from`.
-    """
+    """The local log. `held`: ranges of segments with records. `epochs` are known from `lineage_from` on."""
 
     log_start_offset: int
     local_start_offset: int
@@ -105,11 +101,7 @@ class RemoteTier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierVerdict:
-    """The relation and the offsets concerned.
-
-    `from_offset` is the first offset that differs or is missing, None without one. `only_here` are local ranges without
-    a proven copy in the bucket.
-    """
+    """The relation. `from_offset`: first difference or gap. `only_here`: local ranges without proven copy."""
 
     relation: Relation
     from_offset: int | None = None
@@ -161,7 +153,7 @@ def first_contradiction(local: LocalTier, history: Sequence[EpochRange]) -> int 
 
 
 def _proof(remote: RemoteTier) -> Coverage:
-    """Return the ranges in the bucket, and the expired ranges below the log start: above it they are holes."""
+    """Return the ranges in the bucket, and the expired ones below the log start: above it they are holes."""
     held = [(each.base_offset, each.next_offset) for each in remote.entries if remote.counts]
     start = remote.log_start_offset
     expired = [(each.base_offset, min(each.next_offset, start)) for each in remote.expired if each.base_offset < start]
@@ -177,11 +169,9 @@ def _only_here(local: LocalTier, proof: Coverage, *, from_offset: int = 0) -> tu
 def _not_comparable(local: LocalTier, remote: RemoteTier) -> tuple[tuple[int, int], ...]:
     """Return the local range that an old copy of the disk may have appended after the copy was made.
 
-    Its leader epoch is the bucket's epoch, so epochs alone cannot show a difference. The last record decides:
-
-    - An entry holds its offset: `tiered.partition.reconciliation` compares it with the bucket's record. The result is
-      empty.
-    - The entry expired: the log is known to be whole only if it ends where the range of its leader epoch ends.
+    Its leader epoch is the bucket's epoch, so epochs alone cannot show a difference. If an entry holds the last offset,
+    `tiered.partition.reconciliation` compares the records, and the result is empty. If the entry expired, the log is
+    known to be whole only if it ends where the range of its leader epoch ends.
     """
     last = local.next_offset - 1
     for _, base_offset, next_offset in remote.expired:
@@ -192,10 +182,7 @@ def _not_comparable(local: LocalTier, remote: RemoteTier) -> tuple[tuple[int, in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRetention:
-    """The retention of a partition at its broker; None means no limit.
-
-    `replicas` is None if the number is not known.
-    """
+    """The retention of a partition at its broker; None: no limit, or an unknown number of replicas."""
 
     retention_ms: int | None
     retention_bytes: int | None
@@ -204,11 +191,7 @@ class BrokerRetention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStartFacts:
-    """A log start inside a segment.
-
-    `newest_below_ms` is the time of the newest batch below it in that segment, None if unknown. `bytes_from` is the
-    size of that segment and all later ones.
-    """
+    """A log start inside a segment: the newest batch below it there, the bytes from this segment on."""
 
     newest_below_ms: int | None
     bytes_from: int

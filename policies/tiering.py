@@ -35,7 +35,7 @@ def completes_commit(segments: int, size_bytes: int) -> bool:
 
 
 def commits_of(sizes: Iterable[int]) -> int:
-    """Return the number of commits for copies of segments of these sizes (bytes, in copy order), without waiting."""
+    """Return the number of commits for copies of segments of these sizes (bytes, in copy order)."""
     commits = segments = uncommitted_bytes = 0
     for size_bytes in sizes:
         segments, uncommitted_bytes = segments + 1, uncommitted_bytes + size_bytes
@@ -45,10 +45,10 @@ def commits_of(sizes: Iterable[int]) -> int:
 
 
 def rolls(snapshot: PartitionSnapshot, going_count: int) -> list[RollActive]:
-    """Return at most one roll of the active segment, which a later plan removes; an empty segment never rolls.
+    """Return at most one roll of the active segment; an empty segment never rolls.
 
-    - Its newest record is older than `segment.ms`. (An append rolls by the oldest record, which the log itself checks.)
-    - Retention reaches it: this plan removes all closed segments (`going_count`), and the active one breaches a limit.
+    The newest record is older than `segment.ms`, or this plan removes all closed segments (`going_count`) and the
+    active one breaches a limit of the retention.
     """
     active = snapshot.active
     if active is None or active.is_empty:
@@ -99,10 +99,9 @@ def copies_at_once(snapshot: PartitionSnapshot) -> list[CopySegment]:
 def copy_deferrals(
     snapshot: PartitionSnapshot, *, is_cleaning: bool = False, is_rolling: bool = False
 ) -> list[Deferral]:
-    """Return a deferral for each segment that the remote tier lacks and `copies` omits; oldest first.
+    """Return a deferral for each segment, also the active one, that the remote tier and `copies` lack.
 
-    The active segment is included. `is_cleaning`: the plan cleans the log, so due segments wait. `is_rolling`: the plan
-    closes the active segment.
+    Oldest first. `is_cleaning`, `is_rolling`: the plan cleans the log, or closes the active segment.
     """
     if not snapshot.is_tiered:
         return []
@@ -120,12 +119,11 @@ def copy_deferrals(
 
 
 def copy_deferrals_at_once(snapshot: PartitionSnapshot) -> list[Deferral]:
-    """Return the deferrals that correspond to `copies_at_once`."""
     return copy_deferrals(without_copy_lag(snapshot))
 
 
 def _hindrance(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int | None) -> Code | None:
-    """Return the reason why `segment` is not copied now, None without one. `newer_bytes` None ignores the copy lag."""
+    """Return why `segment` is not copied now; None: it is. `newer_bytes` None ignores the copy lag."""
     if segment.base_offset in snapshot.copying:
         return Code.COPYING
     if segment.next_offset > snapshot.stable_offset:
@@ -140,7 +138,6 @@ def _hindrance(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: i
 
 
 def _copy_deferral(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int) -> Deferral:
-    """Return the deferral of `segment`. A reason of the whole partition precedes a reason of the segment."""
     code, until_ms = _partition_hindrance(snapshot), None
     code = code or _hindrance(snapshot, segment, newer_bytes) or Code.ORDER
     if code is Code.COPY_LAG:
@@ -183,7 +180,7 @@ def _in_words(snapshot: PartitionSnapshot, code: Code) -> str:
 
 
 def remote_unknown_deferrals(snapshot: PartitionFigures, why: str) -> list[Deferral]:
-    """Return deferrals for a partition whose remote tier is unknown, of every closed segment with records."""
+    """Return a deferral of every closed segment with records, for an unknown remote tier."""
     return [put_off(Action.COPY, each, Code.REMOTE_UNKNOWN, why) for each in uncopied(snapshot)]
 
 

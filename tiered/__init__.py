@@ -1,7 +1,6 @@
 """A tiered-storage log manager: Kafka's own format on the disk, closed segments in an object store.
 
-`LogManager` runs a directory of logs, `open_remote` reads a bucket with nothing else at hand, `Config` says where both
-are. The names load on first use, so importing this package costs nothing.
+The exported names load on first use, so importing this package costs nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import an exported name where it is first asked for (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module 'tiered' has no attribute {name!r}")
     from importlib import import_module

@@ -9,10 +9,8 @@
 | retrieval | bytes read from classes that charge for it, as metered |
 | disk | the local segments |
 
-`double` is the part of `disk` whose bytes are in the bucket too, so they are paid twice. `idle` is the cost of a month
-without any append or read: all kinds but requests and retrieval, because an idle partition sends no requests.
-
-Stored bytes are priced by `policies.cost.storage_cost`, as everywhere.
+`double` is the part of `disk` whose bytes are in the bucket too. `idle` is a month without any append or read: all
+kinds but requests and retrieval.
 """
 
 from __future__ import annotations
@@ -38,10 +36,9 @@ KINDS = ("storage", "index", "waiting", "requests", "retrieval", "disk")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicFacts:
-    """A topic's bytes now, and its requests in `period_ms`.
+    """A topic's bytes now, and its requests in `period_ms` (None: not metered).
 
-    `both_bytes` of `local_bytes` are in the bucket too. `requests` is None if nothing was metered. `shared_bytes` of
-    `usage` are objects that a fork shares with its source.
+    `both_bytes` of `local_bytes` are in the bucket too. A fork shares `shared_bytes` of `usage` with its source.
     """
 
     topic: str
@@ -86,7 +83,7 @@ class TopicBill:
 def bills(facts: Sequence[TopicFacts], prices: PriceTable, deleted: Sequence[TopicFacts] = ()) -> list[TopicBill]:
     """Return a bill for each topic in the given order; their sum is the bill of the bucket.
 
-    Bills of `deleted` topics come last. Each is the amount by which the remaining objects of that topic raise the bill.
+    Bills of `deleted` topics come last: the amount by which the topic's remaining objects raise the bill.
     """
     present, added = dollars_added([each.usage for each in facts], [each.usage for each in deleted], prices)
     priced = zip([*facts, *deleted], [*present, *added], strict=True)
@@ -117,7 +114,7 @@ def _bill(of: TopicFacts, stored: StorageDollars, prices: PriceTable) -> TopicBi
 
 
 def request_dollars(month: Counts, data: Mapping[str, Stored], prices: PriceTable) -> tuple[float, float]:
-    """Return the dollars of requests and of retrieval. Data requests are split over the classes by their bytes."""
+    """Return the dollars of requests and of retrieval. Classes share data requests by their bytes."""
     small = prices.of(STANDARD)
     dollars = request_cost(
         puts=month.puts - month.data_puts, gets=month.gets - month.data_gets, lists=month.lists, prices=small
@@ -134,5 +131,5 @@ def request_dollars(month: Counts, data: Mapping[str, Stored], prices: PriceTabl
 
 
 def _to_month(period_ms: int) -> float:
-    """Return the factor from the metered period to a month; less than a day is too short and counts as a day."""
+    """Return the factor from the metered period, at least a day, to a month."""
     return DAYS_PER_MONTH * DAY_MS / max(period_ms, DAY_MS)

@@ -1,16 +1,8 @@
-"""Changes that would reduce the bill, and their one-time cost. Pure; proposes, and changes nothing.
+"""Changes that would reduce the bill, and their one-time cost. Pure; changes nothing.
 
-Two kinds exist: *settings*, each simulated alone (`policies.cost.scenarios`), and *moves* of existing segments to
-another storage class. Three changes are never proposed: a shorter retention (not only a question of money), a class of
-a single zone, and a class that needs a restore before reads.
-
-A segment may move when it is settled:
-
-- it is no longer on the disk, so that no pass cleans it again;
-- it has at least the minimum size of the class;
-- its remaining retention exceeds the minimum duration of the class.
-
-Together the moved segments must save more than the move costs before retention expires them.
+Never proposed: a shorter retention, a class of a single zone, a class that needs a restore before reads. A *move*
+concerns settled segments only: no longer on the disk, with at least the minimum size of the class and a remaining
+retention above its minimum duration.
 """
 
 from __future__ import annotations
@@ -47,10 +39,9 @@ SETTINGS = ("segment.bytes", "remote.compression", "local.retention.ms")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSegment:
-    """One segment in the bucket.
+    """One segment in the bucket: time since its upload, time until it expires (None: never).
 
-    `lived_ms` is the time since its upload, `remaining_ms` the time until retention expires it (None: never).
-    `newest_ms` is the time of its newest record; the command of a move selects segments by this time.
+    The command of a move selects segments by `newest_ms`, the time of the newest record.
     """
 
     stored_bytes: int
@@ -63,10 +54,7 @@ class StoredSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A move of settled segments to another class.
-
-    They have at least `min_bytes` stored bytes and a newest record in ``[since_ms, until_ms)``.
-    """
+    """A move of settled segments of `min_bytes` or more, newest record in ``[since_ms, until_ms)``."""
 
     to: str
     min_bytes: int
@@ -76,10 +64,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostAdvice:
-    """One change: dollars a month before and after, its one-time cost, and the command to make it.
-
-    A `setting` (key, value) has the dollars of the whole topic, a `move` those of its segments.
-    """
+    """One change. A `setting` (key, value) has the dollars of the topic, a `move` those of its segments."""
 
     topic: str
     change: str
@@ -109,7 +94,7 @@ def advise_costs(
     *,
     least_dollars: float = 0.01,
 ) -> list[CostAdvice]:
-    """Return advice that saves at least `least_dollars` a month and pays back within a year, the best first."""
+    """Return advice that saves `least_dollars` a month or more and pays back within a year, best first."""
     found: list[CostAdvice] = []
     stored = _by_class(each for kept in segments.values() for each in kept)
     for stream in streams:
@@ -205,10 +190,7 @@ def _move(
 
 
 def _leaving(segments: Sequence[StoredSegment], name: str, stored_bytes: int, of: Prices) -> float:
-    """Return the dollars a month that the bill falls by when these segments leave one class.
-
-    In a class that moves objects by itself they count as unread since their upload.
-    """
+    """Return the dollars a month that the bill falls by when these segments leave one class."""
     leaving = [each for each in segments if each.storage_class == name]
     if of.later_bands:
         return sum(intelligent_storage(each.stored_bytes, 1, each.lived_ms / DAY_MS, of) for each in leaving)
@@ -217,7 +199,6 @@ def _leaving(segments: Sequence[StoredSegment], name: str, stored_bytes: int, of
 
 
 def _months_left(segments: Sequence[StoredSegment]) -> float:
-    """Return the average remaining time per byte, in months; at most the longest time to pay back."""
     most = PAYBACK_MONTHS_MAX
     left = (most if each.remaining_ms is None else each.remaining_ms / DAY_MS / DAYS_PER_MONTH for each in segments)
     whole = sum(each.stored_bytes for each in segments)
@@ -225,7 +206,6 @@ def _months_left(segments: Sequence[StoredSegment]) -> float:
 
 
 def _movable(segments: Sequence[StoredSegment], to: Prices) -> list[StoredSegment]:
-    """Return the segments that a command can select by time: older than every segment that is not settled."""
     fit = [each for each in segments if _is_fit(each, to)]
     upto = min((each.newest_ms for each in fit if not each.is_settled), default=None)
     return [each for each in fit if each.is_settled and (upto is None or each.newest_ms < upto)]
@@ -237,13 +217,11 @@ def _is_fit(segment: StoredSegment, to: Prices) -> bool:
 
 
 def _options(move: Move) -> str:
-    """Return the options with which `tiered rewrite recode` selects exactly these segments; times in ms."""
     size = f"--min-bytes {move.min_bytes} " if move.min_bytes else ""
     return f"{size}--since {move.since_ms} --until {move.until_ms}"
 
 
 def _use(segment: StoredSegment, of: Prices, stream: Stream) -> float:
-    """Return the monthly dollars of one segment without its bytes: billed overhead and reads."""
     reads = stream.workload.reads
     range_bytes = RANGE_BYTES if reads is None else reads.range_bytes
     gets = stream.read_share * max(1.0, segment.stored_bytes / range_bytes)
@@ -253,7 +231,6 @@ def _use(segment: StoredSegment, of: Prices, stream: Stream) -> float:
 
 
 def _once(segment: StoredSegment, before: Prices, to: Prices, small: Prices) -> float:
-    """Return the one-time dollars to move one segment: read, rewrite, HEAD, indexes (by `small`), early deletion."""
     read = retrieval_cost(segment.stored_bytes, before)
     read += request_cost(gets=ceil(segment.stored_bytes / RANGE_BYTES), prices=before)
     written = request_cost(puts=upload_requests(max(1, segment.stored_bytes)), gets=1, prices=to)

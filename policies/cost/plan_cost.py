@@ -1,14 +1,9 @@
-"""The cost of a plan: requests, bytes and dollars per decision, and the bill before and after. Pure, in US dollars.
+"""The cost of a plan: requests, bytes and dollars per decision, and the bill before and after. Pure.
 
-Adjacent decisions of one kind share a commit (`tiered.maintenance.apply`), and the first of them pays for it. Many
-copies share several commits. The size of a view is unknown in advance, so a `BuildView` is priced for reading its
-backlog alone. Uploads are priced in the class of new segments, whatever class older ones have.
-
-The monthly change is computed by the rules of the status (`policies.cost.storage_cost`), one decision after the other
-on the whole bucket. So price bands fill and empty correctly, and the changes add up to the difference between the bills
-before and after. Bytes that a decision unlinks count as deleted at once, although they are paid for until their
-deletion. Bytes unlinked earlier count as waiting until a decision deletes them. Manifests written or deleted by the
-plan are left out: a few KiB.
+The first of adjacent decisions that share a commit pays for it. A `BuildView` is priced for reading its backlog alone.
+The monthly change is computed by `policies.cost.storage_cost`, one decision after the other on the whole bucket, so the
+changes add up to the difference between the bills. Bytes that a decision unlinks count as deleted at once, bytes
+unlinked earlier as waiting. Manifests written or deleted by the plan are left out: a few KiB.
 """
 
 from __future__ import annotations
@@ -62,10 +57,9 @@ _INDEXES_SHARE = 0.005  # of a segment's bytes, where no entry is known
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionCost:
-    """The cost of one decision. Requests are counted by verb (HEADs among the GETs). `bytes_in` are uploaded bytes.
+    """The cost of one decision: requests by verb (HEADs among the GETs), uploaded bytes, dollars.
 
-    `dollars` are once, for requests; `early_dollars` once, for data deleted before its class's minimum duration;
-    `monthly_dollars` are the change of the bill. Unlinked bytes cost until their deletion.
+    `dollars` (requests) and `early_dollars` (minimum durations) are once, `monthly_dollars` change the bill.
     """
 
     partition: TopicPartition
@@ -84,9 +78,9 @@ class DecisionCost:
 class PlanCost:
     """All decisions in the plan's order, with the bill before and after.
 
-    `now_*` is before, `then_*` after the plan, when all bytes it unlinks are deleted. Dollars are per month for all
-    paid bytes. Pending deletes count in `now`, and in `then_dollars` unless the plan deletes them. Bytes are data and
-    indexes that readers see. The disk is the local tier's.
+    `then_*` is after the plan, when all bytes it unlinks are deleted. Dollars are per month for all paid bytes. Pending
+    deletes count in `now`, and in `then_dollars` unless the plan deletes them. Bytes are data and indexes that readers
+    see.
     """
 
     lines: tuple[DecisionCost, ...]
@@ -120,8 +114,6 @@ class PlanCost:
 
 
 class _Place:
-    """The objects of one partition, and the estimates for objects that are not known."""
-
     def __init__(self, snapshot: PartitionSnapshot, prices: PriceTable, new_class: str) -> None:
         self.snapshot, self.prices, self.new_class = snapshot, prices, new_class
         known = snapshot.committed
@@ -152,7 +144,6 @@ class _Place:
         return StorageUsage(data={self.new_class: data}, small_bytes=round(size_bytes * self.indexes_share))
 
     def unlinked(self, decision: Decision) -> Sequence[PageEntry | SegmentEntry]:
-        """Return the known parts that a decision takes out of the manifest."""
         match decision:
             case DisableTier():
                 return self.snapshot.committed_parts
@@ -162,7 +153,6 @@ class _Place:
                 return self.unlinked_entries(decision)
 
     def unlinked_entries(self, decision: Decision) -> Sequence[SegmentEntry]:
-        """Return the known entries whose objects a decision unlinks."""
         match decision:
             case ExpireRemote() if decision.ulid in self.entries:
                 return [self.entries[decision.ulid]]
@@ -175,7 +165,7 @@ class _Place:
                 return ()
 
     def as_billed(self, parts: Iterable[PageEntry | SegmentEntry]) -> Iterator[PageEntry | SegmentEntry]:
-        """Yield the parts as the bill counts them: entries of a page without recorded classes in its assumed class."""
+        """Yield the parts as billed: entries of a page without recorded classes in its assumed class."""
         pages = [each for each in self.snapshot.known_pages if each.other_classes is None]
         for part in parts:
             if isinstance(part, SegmentEntry) and any(
@@ -194,10 +184,9 @@ def plan_cost(
     *,
     new_class: str = STANDARD,
 ) -> PlanCost:
-    """Return the cost of `plan`, which was made from `snapshots` (more of them only add to the bill).
+    """Return the cost of `plan`, which was made from `snapshots`; `new_class` is that of uploads.
 
-    `usage` is everything in the bucket, other partitions included, because they share the price bands. Without it, it
-    is taken from the snapshots. `new_class` is the storage class of uploads.
+    `usage` is everything in the bucket, because all partitions share the price bands; None: that of the snapshots.
     """
     places = {each.partition: _Place(each, prices, new_class) for each in snapshots}
     lines: list[DecisionCost] = []
@@ -228,10 +217,7 @@ def plan_cost(
 
 
 def bill_changes(usage: Iterable[StorageUsage], changes: Iterable[StorageUsage], prices: PriceTable) -> Iterator[float]:
-    """Yield the dollars a month that each of `changes` adds, one after the other, to all of `usage`.
-
-    Where an estimate removes more than is stored, the remainder is 0, not a debt that later changes would pay.
-    """
+    """Yield the monthly dollars that each of `changes` adds in turn to `usage`, which never gets negative."""
     stored = total_usage(usage)
     (before,) = storage_dollars([stored], prices)
     for change in changes:
@@ -251,7 +237,6 @@ def bill_changes(usage: Iterable[StorageUsage], changes: Iterable[StorageUsage],
 
 
 def removed_usage(usage: StorageUsage, prices: PriceTable) -> StorageUsage:
-    """Return the bytes as negative amounts, to be added to the stored bytes."""
     floors = {each.min_bytes for each in prices.classes.values() if each.min_bytes}
     return StorageUsage(
         data={
@@ -269,7 +254,6 @@ def removed_usage(usage: StorageUsage, prices: PriceTable) -> StorageUsage:
 
 
 def _change(place: _Place, decision: Decision) -> StorageUsage:
-    """Return the change of stored bytes by a decision; negative for unlinked bytes."""
     if isinstance(decision, DeletePending | DeletePage):
         return StorageUsage(waiting_bytes=-decision.size_bytes)
     removed = removed_usage(place.usage(place.as_billed(place.unlinked(decision))), place.prices)
@@ -283,7 +267,6 @@ def _bytes(usage: StorageUsage) -> int:
 
 
 def _usage_of(place: _Place) -> StorageUsage:
-    """Return the partition's bytes in the bucket, without manifests, pages and views."""
     snapshot = place.snapshot
     stored = place.usage([*snapshot.committed_parts, *snapshot.tier_disabled])
     return total_usage([stored, StorageUsage(waiting_bytes=snapshot.unlinked_bytes)])
@@ -292,7 +275,6 @@ def _usage_of(place: _Place) -> StorageUsage:
 def _bill_of(
     usage: Mapping[TopicPartition, StorageUsage], names: Iterable[TopicPartition], prices: PriceTable
 ) -> StorageDollars:
-    """Return the share of the whole bill that these partitions pay."""
     shares = dict(zip(usage, storage_dollars(list(usage.values()), prices), strict=True))
     ours = [shares[name] for name in names if name in shares]
     return StorageDollars(
@@ -303,7 +285,6 @@ def _bill_of(
 
 
 def _priced_run(place: _Place, run: list[Decision]) -> list[DecisionCost]:
-    """Return the costs of adjacent decisions of one kind; the first pays for shared requests."""
     lines: list[DecisionCost] = []
     for decision in run:
         requests = _own_requests(place, decision)
@@ -315,7 +296,6 @@ def _priced_run(place: _Place, run: list[Decision]) -> list[DecisionCost]:
 
 
 def _own_requests(place: _Place, decision: Decision) -> dict[str, int]:
-    """Return the requests of one decision alone: its uploads, a HEAD of each object, and its own commit if any."""
     match decision:
         case CopySegment():
             return {"puts": _data_puts(place, decision) + 1, "gets": 2}
@@ -353,7 +333,6 @@ def _shared_requests(run: Sequence[Decision]) -> dict[str, int]:
 
 
 def _data_puts(place: _Place, decision: Decision) -> int:
-    """Return the PUTs of data, which have the price of the new class."""
     if not isinstance(decision, CopySegment | ReplaceRemote):
         return 0
     return upload_requests(max(1, round(decision.size_bytes * place.stored_share)))

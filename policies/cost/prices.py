@@ -1,8 +1,7 @@
 """The price table: the cost of each storage class, with its date. Data only, in US dollars.
 
-The numbers are list prices of us-east-1 as quoted between 2026-03 and 2026-06. Prices that were not checked on the
-vendor's page are named in `unverified`. Every price can be replaced (`tiered.config.price_file`). Check them before
-making a decision.
+The numbers are list prices of us-east-1 as quoted between 2026-03 and 2026-06; `unverified` names prices that were not
+checked on the vendor's page. Every price can be replaced (`tiered.config.price_file`).
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceTable:
-    """All classes by S3's names, and the local disk. `disk_per_gb_month` is the price of the local tier's disk."""
+    """All classes by S3's names. `disk_per_gb_month` is the price of the local tier's disk."""
 
     as_of: str
     region: str
@@ -70,7 +69,6 @@ LIST_PER_1000 = 0.005
 
 
 def _prices(storage_class: str, per_gb_month: float, put: float, get: float, **more: object) -> Prices:
-    """Return the prices of a class: dollars per GB-month, per 1000 PUTs and per 1000 GETs, and further fields."""
     return Prices(
         as_of=AS_OF,
         region=REGION,

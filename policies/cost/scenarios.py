@@ -1,9 +1,4 @@
-"""The cost of other settings: each variant simulated, priced and compared with today. Pure.
-
-The simulation is `policies.cost.simulation`. A `Stream` is a topic as measured. A `Scenario` is a set of changed
-settings; None leaves a setting as it is. The two largest levers are the single changes, among the requested values,
-that save most.
-"""
+"""The cost of other settings: each variant simulated, priced and compared with today. Pure."""
 
 from __future__ import annotations
 
@@ -69,11 +64,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioCost:
-    """Dollars a month of all streams under one variant.
-
-    `early_deletion` pays for the rest of minimum durations. `double` is the part of `disk` that is in the bucket too.
-    Counts are requests a month.
-    """
+    """Dollars and requests a month under one variant. `double`: disk bytes that are also in the bucket."""
 
     variant: Scenario
     storage: float
@@ -101,10 +92,7 @@ class ScenarioCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakEven:
-    """One break-even between two choices.
-
-    `value` is the measured number, `limit` the number at which both cost the same, `verdict` the conclusion.
-    """
+    """One break-even of two choices: the measured number, that of equal cost, the conclusion."""
 
     what: str
     value: float
@@ -144,11 +132,7 @@ def changed(stream: Stream, variant: Scenario) -> Stream:
 
 
 def month_of(stream: Stream, prices: PriceTable) -> Simulated:
-    """Return a month of one partition of the stream, in its steady state.
-
-    Requests of a shorter window are scaled to a month. Reads do not change the stored bytes, so their requests are
-    added after a simulation without them.
-    """
+    """Return a month of one partition in its steady state, scaled from a shorter window."""
     workload = replace(stream.workload, reads=None)
     segment_ms = workload.batches_per_segment * workload.batch_ms
     rounds = max(TICKS_PER_WINDOW, -(-segment_ms * SEGMENTS_PER_WINDOW // workload.tick_ms))
@@ -165,12 +149,11 @@ def month_of(stream: Stream, prices: PriceTable) -> Simulated:
 
 @lru_cache(maxsize=2048)
 def _simulated(workload: Workload, rules: PartitionRules, window_ms: int, min_days: tuple[float, ...]) -> Simulated:
-    """Simulate once per distinct workload, rules and window. The result is shared: callers must not modify it."""
+    """Simulate once per distinct input. The result is shared: callers must not modify it."""
     return simulate(workload, rules, window_ms=window_ms, min_days=min_days)
 
 
 def _reads(month: Simulated, stream: Stream) -> Counts:
-    """Return the requests of a month's reads: a share of the segments, and as many openings of the log."""
     reads = stream.workload.reads
     assert reads is not None
     segments = month.objects * stream.read_share
@@ -231,10 +214,7 @@ def variants(axes: Mapping[str, Iterable[int | float | str]]) -> list[Scenario]:
 def sensitivities(
     streams: Sequence[Stream], axes: Mapping[str, Iterable[int | float | str]], prices: PriceTable
 ) -> list[tuple[Scenario, float]]:
-    """Return the best single change of each axis and the dollars a month it saves.
-
-    The largest saving comes first. `read_share` is skipped: reads are no setting.
-    """
+    """Return the best single change of each axis but `read_share`, and its monthly saving, best first."""
     today = cost_of(streams, Scenario(), prices).total
     best: list[tuple[Scenario, float]] = []
     for name, values in axes.items():
@@ -308,7 +288,7 @@ def _class_storage(stream: Stream, month: Simulated, of: Prices, per_byte: float
 
 
 def _intelligent(stream: Stream, month: Simulated, of: Prices) -> float:
-    """Return the dollars of a class that moves objects by itself; segments are spread evenly over their retention.
+    """Return the dollars of a class that moves objects by itself; segment ages are spread evenly.
 
     The share read in a month stays in the first tier, and all segments that are too small to be moved.
     """

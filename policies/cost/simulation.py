@@ -1,9 +1,8 @@
-"""A simulation of one partition: append → roll → copy → compact → read → expire → delete. Pure, no clock.
+"""A simulation of one partition: append → roll → copy → compact → read → expire → delete. Pure.
 
-It steps from one maintenance pass of `tiered run` with work to the next. It counts the requests and bytes of each step
-by verb, as the meter of a manager does (`remote.store.middleware.metered_store`). Tests compare it with weeks of a real
-manager. Segments are numbers: with a steady stream every fact of a segment follows from its number, so a partition with
-a million segments needs no set-up.
+It steps from one maintenance pass of `tiered run` with work to the next, and counts the requests and bytes of each step
+by verb, as the meter of a manager does (`remote.store.middleware.metered_store`). Segments are numbers: with a steady
+stream every fact of a segment follows from its number, so a million segments need no set-up.
 
 | step | requests of one partition |
 |---|---|
@@ -17,16 +16,8 @@ a million segments needs no set-up.
 | read | to begin 2 LISTs, 2 GETs and a GET for each page; per segment 1 GET of its indexes, its data in ranges |
 | read by the manager | nothing to begin with; a segment dropped from the disk is read once, then cached |
 
-| part | state |
-|---|---|
-| `Schedule` | none: the times and sizes of a segment, by its number |
-| `_PendingDeletes` | the unlinked objects, in the order of unlinking |
-| `_Bucket` | manifest, pages and pending deletes; it counts the requests of a writer |
-| `_Readers` | the next read, and the end of the manager's cache |
-| `_Partition` | the position of each step: how many segments are closed, cleaned, copied, dropped, expired |
-
-A maintenance pass rolls a segment without appends for longer than `local.retention.ms`, so a quiet topic has a segment
-for each batch. `policies.cost.workload` names the omissions: `OUTSIDE`, and `NOT_SIMULATED` by field of the rules.
+A pass rolls a segment without appends for longer than `local.retention.ms`, so a quiet topic has a segment for each
+batch. `policies.cost.workload` names the omissions: `OUTSIDE`, and `NOT_SIMULATED` by field of the rules.
 """
 
 from __future__ import annotations
@@ -81,7 +72,7 @@ def simulate_from_empty(
 
 
 class Schedule:
-    """The segments of a steady stream, by their number from 0: their sizes, and the time at which each step is due."""
+    """The segments of a steady stream, by number from 0: their sizes, and the time each step is due."""
 
     def __init__(self, workload: Workload, rules: PartitionRules) -> None:
         self.workload, self.rules = workload, rules
@@ -154,13 +145,12 @@ class Schedule:
         return inf if limit is None else remote_expiry_ms(self.newest(number), limit)
 
     def _after_bytes(self, number: int, size_bytes: int, share: float = 1.0) -> int:
-        """Return the time at which this many bytes have arrived after a segment's end."""
         batches = ceil(size_bytes / share / self.workload.batch_bytes)
         return self.newest(number) + batches * self.workload.batch_ms
 
 
 class _Unlinked(NamedTuple):
-    """Objects unlinked in one commit; with those of its `page_entries` for a page that was unlinked whole."""
+    """Objects unlinked in one commit; for a page unlinked whole, with those of its `page_entries`."""
 
     since_ms: int
     objects: int
@@ -169,8 +159,6 @@ class _Unlinked(NamedTuple):
 
 
 class _PendingDeletes:
-    """The unlinked objects, oldest first, with their sums."""
-
     def __init__(self) -> None:
         self._queue: deque[_Unlinked] = deque()
         self.objects, self.pages, self.size_bytes = 0, 0, 0.0
@@ -222,7 +210,6 @@ class _Bucket:
         return sum(self.pages) * self._of.page_row_bytes
 
     def fill(self, entries: int) -> None:
-        """Hold this many entries, in pages and a manifest as long use leaves them; sends no request."""
         rule = self._rule
         room_bytes = rule.manifest_bytes_max - self._of.manifest_base_bytes
         room = max(1, bisect_right(range(rule.manifest_bytes_max), room_bytes, key=self._of.rows_bytes) - 1)
@@ -238,7 +225,6 @@ class _Bucket:
         self.pending.add(_Unlinked(now_ms, 2 * segments, segments * self._schedule.copied_bytes))
 
     def upload(self) -> None:
-        """Upload one segment: data and indexes, each with a HEAD."""
         counts, stored = self.counts, self._schedule.stored_bytes
         counts.puts += self._upload_puts + 1
         counts.data_puts += self._upload_puts
@@ -250,7 +236,6 @@ class _Bucket:
         counts.data_bytes_in += stored
 
     def commit(self, new_entries: int = 0) -> None:
-        """Commit a manifest; the oldest entries of a full manifest move to pages."""
         rule = self._rule
         self.entries += new_entries
         while self.manifest_bytes > rule.manifest_bytes_max:
@@ -267,7 +252,6 @@ class _Bucket:
         self.counts.bytes_in += self.manifest_bytes
 
     def expire(self, now_ms: int, entries: int) -> None:
-        """Advance the log start, then unlink whole pages, then single entries: a commit each."""
         self.commit()
         is_known = sum(self.pages) <= CACHED_ENTRIES_MAX
         row_bytes = self._of.page_row_bytes
@@ -293,7 +277,6 @@ class _Bucket:
         self.commit()
 
     def delete(self, now_ms: int, due: Sequence[_Unlinked]) -> None:
-        """Delete all single objects at once, then a few pages."""
         pages = [each for each in due if each.page_entries][:PAGES_DELETED_MAX]
         for deleted in ([each for each in due if not each.page_entries], pages):
             if deleted:
@@ -329,7 +312,6 @@ class _Bucket:
         self.commit()
 
     def _note_age(self, now_ms: int, since_ms: int, segments: int) -> None:
-        """Record how far the data of deleted segments falls short of each minimum duration."""
         schedule = self._schedule
         in_manifest_ms = max(0.0, schedule.expires_on_average(_STEADY) - schedule.copies(_STEADY))
         lived_ms = now_ms - since_ms + min(since_ms, int(in_manifest_ms))
@@ -338,15 +320,12 @@ class _Bucket:
 
 
 class _Readers:
-    """The reads of a workload, all at fixed times."""
-
     def __init__(self, reads: Reads, bucket: _Bucket, schedule: Schedule) -> None:
         self._reads, self._bucket, self._schedule = reads, bucket, schedule
         self.next_ms = reads.every_ms
         self.cached_upto = 0  # segments below it are in the manager's cache, or were on the disk
 
     def read(self, now_ms: int, expired: int, dropped: int, copied: int) -> None:
-        """Count the due reads, with the given positions of the partition."""
         reads = self._reads
         while self.next_ms <= now_ms:
             self.next_ms += reads.every_ms
@@ -361,7 +340,6 @@ class _Readers:
                 self._scan((copied - oldest) * reads.share, min(1.0, reads.share), reads)
 
     def _read_uncached(self, oldest: int, dropped: int) -> None:
-        """Read segments that are neither on the disk nor in the manager's cache; such a stream may be under way."""
         first = max(oldest, self.cached_upto)
         self.cached_upto = max(dropped, self.cached_upto)
         if first < dropped:
@@ -384,8 +362,6 @@ class _Readers:
 
 @dataclass(slots=True)
 class _Sums:
-    """Products of an amount and the time for which it lasted."""
-
     objects: float = 0.0
     index_bytes: float = 0.0
     waiting_bytes: float = 0.0
@@ -394,7 +370,7 @@ class _Sums:
 
 
 class _Partition:
-    """The loop of maintenance passes. Each step has a position: the number of segments that it has done."""
+    """The loop of maintenance passes. Each step's position is the number of segments that it has done."""
 
     def __init__(self, schedule: Schedule, bucket: _Bucket) -> None:
         self._schedule, self._bucket, self._rules = schedule, bucket, schedule.rules
@@ -406,7 +382,6 @@ class _Partition:
         self._closed = self._cleaned = self._copied = self._dropped = self._expired = 0
 
     def fill(self) -> None:
-        """Set the state at which the oldest segments expire, or that of a year if no segment expires."""
         schedule, grace_ms = self._schedule, self._rules.delete_grace_ms
         expires = schedule.expires_on_average
         # The monthly bill of an unlimited log is the bill after its first year.
@@ -423,7 +398,6 @@ class _Partition:
             self._readers.next_ms, self._readers.cached_upto = now_ms, self._dropped
 
     def _fill_pending(self) -> None:
-        """Fill the pending deletes: segments that expired within the grace period, pass by pass."""
         schedule, grace_ms = self._schedule, self._rules.delete_grace_ms
         expires = schedule.expires_on_average
         first = schedule.passed(lambda number: expires(number) + grace_ms, self._expired, self._now_ms)
@@ -491,7 +465,6 @@ class _Partition:
         return in_both + max(0.0, arrived - self._copied * schedule.rolled_bytes)
 
     def _apply_plan(self) -> bool:
-        """Run one plan, decided on the state at its begin; return whether it did anything."""
         schedule, bucket, now_ms = self._schedule, self._bucket, self._now_ms
         self._closed = max(self._closed, schedule.closed_by(now_ms))
         expired, dropped = self._expired, self._dropped
@@ -513,7 +486,6 @@ class _Partition:
         return is_busy or bool(due or upto)
 
     def _clean(self) -> bool:
-        """Run a cleaner pass if enough is dirty; it leaves its share of every segment."""
         if not self._rules.cleanup_compact or self._cleaned >= self._closed:
             return False
         dirty = (self._closed - self._cleaned) * self._schedule.rolled_bytes
@@ -524,7 +496,7 @@ class _Partition:
         return True
 
     def _copy(self) -> bool:
-        """Copy the due segments; of a compacted topic all cleaned ones in one commit, once the oldest is due."""
+        """Copy the due segments; of a compacted topic all cleaned ones in one commit, if the oldest is due."""
         schedule, bucket, before, uncommitted = self._schedule, self._bucket, self._copied, 0
         is_compacted = self._rules.cleanup_compact
         upper = self._cleaned if is_compacted else self._closed

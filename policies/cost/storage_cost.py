@@ -1,10 +1,7 @@
 """The arithmetic of bucket costs over `policies.cost.prices`. Pure, in US dollars.
 
-A GB is 2^30 bytes, as on the bill. A month has 30 days. Deletes are free, lists cost like puts.
-
-Every storage figure comes from here: status, bill, gauges, pages. All paid bytes count: data as stored (after
-compression), views, indexes, manifests, manifest pages, pending deletes. All but data is in STANDARD; the class of
-pending deletes is no longer recorded. The whole bucket fills a price's bands. So all shares are computed together
+A GB is 2^30 bytes, as on the bill. A month has 30 days. Deletes are free, lists cost like puts. All paid bytes count;
+all but data is in STANDARD. The whole bucket fills a price's bands, so all shares are computed together
 (`storage_dollars`), and each pays the average price of its class.
 """
 
@@ -49,20 +46,16 @@ def last_price(size_bytes: float, prices: Prices = S3_STANDARD) -> float:
 
 
 def billed_bytes(size_bytes: float, object_count: int, prices: Prices = S3_STANDARD) -> float:
-    """Return the billed bytes of objects of this total size, with minimum size and overhead.
-
-    Exact if all objects have one size. If some are below the minimum and some above, compute each.
-    """
+    """Return the billed bytes of objects, with minimum size and overhead; exact for objects of one size."""
     if object_count <= 0:
         return 0.0
     return max(size_bytes, float(prices.min_bytes * object_count)) + prices.overhead_bytes * object_count
 
 
 def intelligent_storage(size_bytes: float, object_count: float, days_unread: float, prices: Prices) -> float:
-    """Return the dollars per month in a class that moves objects by itself.
+    """Return the dollars per month in a class that moves objects last read `days_unread` days ago.
 
-    The objects were last read `days_unread` days ago. Objects too small for monitoring are neither charged for it nor
-    moved, however long they are unread. The average size decides: exact if all objects have one size.
+    Objects too small for monitoring are neither charged for it nor moved. Exact if all objects have one size.
     """
     if size_bytes < object_count * prices.monitored_min_bytes:
         return monthly_storage(size_bytes, prices)
@@ -72,7 +65,7 @@ def intelligent_storage(size_bytes: float, object_count: float, days_unread: flo
 
 
 def early_deletion(size_bytes: float, age_days: float, prices: Prices) -> float:
-    """Return the one-time dollars for deleting data younger than the class's minimum: the rest is billed anyway."""
+    """Return the one-time dollars for deleting data younger than the class's minimum duration."""
     return monthly_storage(size_bytes, prices) * max(0.0, prices.min_days - age_days) / DAYS_PER_MONTH
 
 
@@ -89,7 +82,7 @@ def request_cost(*, puts: float = 0, gets: float = 0, lists: float = 0, prices: 
 def break_even_reads(
     colder: Prices, warmer: Prices = S3_STANDARD, *, range_bytes: int | None = None, stored_bytes: float = 0
 ) -> float | None:
-    """Return the monthly read share of the stored bytes at which both classes cost the same; below, colder is cheaper.
+    """Return the monthly read share of the stored bytes below which the colder class is cheaper.
 
     The warmer price is that of the band with the last of `stored_bytes`, the colder price that of its first band.
     `range_bytes` adds the price of GETs of this size. None if reading the colder class costs no more.
@@ -102,15 +95,12 @@ def break_even_reads(
 
 
 def equal_object_bytes(prices: Prices = S3_STANDARD) -> float:
-    """Return the object size at which a PUT costs as much as a month of storage. Below it requests dominate."""
+    """Return the object size at which a PUT costs as much as a month of storage."""
     return prices.put_per_1000 / 1000 / prices.storage_bands[0][1] * GIB
 
 
 def upload_requests(size_bytes: int, part_bytes: int = PART_BYTES) -> int:
-    """Return the PUT-class requests for one object: one, or its parts and the start and end of a multipart upload.
-
-    `part_bytes` defaults to the uploader's; parts grow with huge objects.
-    """
+    """Return the PUT-class requests for one object: 1, or its parts and 2 of a multipart upload."""
     parts = -(-size_bytes // part_step(size_bytes, part_bytes))
     return parts + 2 if parts > 1 else 1
 
@@ -122,10 +112,7 @@ def segment_requests(size_bytes: int, part_bytes: int = PART_BYTES) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """Objects of one storage class: number, bytes, and billed bytes per minimum size.
-
-    `floored` has, for each minimum size of the price table, the sum of max(size, minimum) over the objects.
-    """
+    """Objects of one storage class. `floored`: by minimum size, the sum of max(size, minimum)."""
 
     objects: int = 0
     size_bytes: int = 0
@@ -145,15 +132,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageUsage:
-    """Bytes in the bucket.
-
-    | field | bytes of |
-    |---|---|
-    | `data` | segments and views, by storage class |
-    | `small_bytes` | indexes |
-    | `index_bytes` | manifests and manifest pages |
-    | `waiting_bytes` | pending deletes |
-    """
+    """Bytes in the bucket: segments with views by class, indexes, manifests with pages, pending deletes."""
 
     data: Mapping[str, Stored] = field(default_factory=dict)
     small_bytes: int = 0
@@ -202,11 +181,7 @@ def usage_of(
 
 
 def of_page(page: PageEntry, newest_class: str, indexes_share: float) -> StorageUsage:
-    """Return the objects of a page's entries.
-
-    A manifest of an older version does not record classes and indexes. Then all objects count in `newest_class`, and
-    the indexes as `indexes_share` of the segments' bytes.
-    """
+    """Return the objects of a page's entries; `newest_class`, `indexes_share`: for manifests without both."""
     rest = Stored(objects=page.segment_count, size_bytes=page.stored_bytes)
     data: dict[str, Stored] = {}
     for name, count, size in page.other_classes or ():
@@ -253,10 +228,7 @@ def storage_dollars(parts: Sequence[StorageUsage], prices: PriceTable) -> list[S
 def dollars_added(
     parts: Sequence[StorageUsage], others: Sequence[StorageUsage], prices: PriceTable
 ) -> tuple[list[StorageDollars], list[StorageDollars]]:
-    """Return the dollars of `parts` alone, and the dollars that each of `others` adds to them.
-
-    So the result for `parts` does not depend on `others`, and the sum of both is the bill of the whole bucket.
-    """
+    """Return the dollars of `parts` alone, and the dollars that each of `others` adds to them."""
     alone = storage_dollars(parts, prices)
     together = storage_dollars([*parts, *others], prices)
     added = together[len(parts) :]

@@ -1,4 +1,4 @@
-"""Input and output of `policies.cost.simulation`: stream, readers, requests and bytes of one partition."""
+"""Input and output of `policies.cost.simulation`: stream, readers, requests, bytes of a partition."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from remote.segment_entry import PART_BYTES
 PAUSES_LOOKED_AT = 200  # pauses between batches, to count in how many of them a maintenance pass finds an idle segment
 RANGE_BYTES = 8 << 20  # size of one GET of a long read (`remote.fetch.range_reader`)
 
-# Costs that no simulation counts. Every view of a simulation shows this list, and docs/explanation/cost-model.md
-# explains each item.
+# Costs that no simulation counts, shown with every simulation; docs/explanation/cost-model.md explains each item.
 OUTSIDE = (
     "tries again",
     "restarts",
@@ -45,17 +44,15 @@ NOT_SIMULATED: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reads:
-    """Reads of a partition: every `every_ms`, a `share` of the segments of at most `oldest_ms` of age (None: all).
+    """Reads of a partition: every `every_ms`, a `share` of the segments up to `oldest_ms` old (None: all).
 
     A share below 1 stands for many readers of single segments. `range_bytes` is the average size of a GET of data.
 
     | field | meaning |
     |---|---|
-    | `is_stream` | one reader reads everything in cells of RANGE_BYTES (`remote.fetch.read_ahead`) |
+    | `is_stream` | one reader reads everything in cells of RANGE_BYTES (`remote.fetch.read_ahead`), not `range_bytes` |
     | `begins` | extra GETs of a stream before its read-ahead starts |
-    | `is_managers` | the manager reads: it knows the manifest and prefers the local tier |
-
-    A stream ignores `range_bytes`. With `is_managers` each segment is read from the store once, and then cached.
+    | `is_managers` | the manager reads: it knows the manifest, prefers the local tier, and caches each segment |
     """
 
     every_ms: int
@@ -75,9 +72,9 @@ class Workload:
     `compacted_share` of a segment, and compression in the bucket leaves `stored_share` of that. Indexes take
     `index_base_bytes` and `index_share` of a segment.
 
-    A manifest takes `manifest_base_bytes`, plus a size for each entry, each pending delete and each page. The first
-    entries take more than later ones, because they compress worse. `first_rows` are measured points (entries, their
-    total bytes). Sizes between two points are interpolated linearly; past the last point each entry takes `row_bytes`.
+    A manifest takes `manifest_base_bytes`, plus a size for each entry, each pending delete and each page. `first_rows`
+    are measured points (entries, their total bytes), because the first entries compress worse. Sizes between two points
+    are interpolated linearly; past the last point each entry takes `row_bytes`.
     """
 
     batch_bytes: int
@@ -151,10 +148,9 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """The requests and average bytes of one partition in `window_ms`.
+    """The requests, and the average bytes and objects, of one partition in `window_ms`.
 
-    Bytes and objects are averages over the window. `short_byte_days` has, for each requested minimum duration in days,
-    the byte-days by which deleted data objects fell short of it.
+    `short_byte_days`: by minimum duration in days, the byte-days by which deleted data objects fell short of it.
     """
 
     window_ms: int
@@ -173,9 +169,8 @@ class Simulated:
 def idle_roll(of: Workload, rules: PartitionRules) -> tuple[int, int] | None:
     """Return when a maintenance pass rolls an idle active segment, None if the next batch is first.
 
-    The pair is (ms after the segment's newest batch, number of batches before it). The cause is a pause longer than
-    `local.retention.ms` or `segment.ms` (`policies.tiering.rolls`). Where passes and batches are out of step, only some
-    pauses contain such a pass: the average counts.
+    The pair is (ms after the segment's newest batch, average number of batches before it). The cause is a pause longer
+    than `local.retention.ms` or `segment.ms` (`policies.tiering.rolls`).
     """
     local = None if rules.copy_disabled or (rules.copy_lag_ms is None and rules.copy_lag_bytes) else rules.local_limits
     limit = min([rules.segment_ms, *([] if local is None or local.ms is None else [local.ms])])

@@ -1,22 +1,19 @@
 """Apply a plan one decision at a time; each decision is checked again before its effect.
 
-Any prefix of a plan is safe, so a failure leaves the rest for the next maintenance. Order of effects of each decision:
+Any prefix of a plan is safe: after a failure the next maintenance does the rest. Order of effects of each decision:
 
 * copy: read and check the bytes → upload data and indexes → verify → **commit the manifest** (only now the copy
-  exists). A copy that fails ends the copies of its run: an entry committed past a missing one would be a permanent
-  hole. `tiered.maintenance.upload_and_commit` groups commits, replaces entries and confirms them.
+  exists). A failed copy ends the copies of its run: an entry committed past a missing one would be a permanent hole.
 * local drop: check the newest committed manifest → hide from readers → rename → delete after the delay.
 * view: `tiered.views.view_building`; its horizon rises before the log start may pass it.
 * log start: commit it in the manifest (tiered) → write the checkpoint → publish it to readers.
 * expire: one commit that removes entries and unlinks their objects; no byte is deleted.
 * disable the tier: `tiered.partition.partition`.
-* copies, replacements and views wait while uploads are paused (`tiered.node.upload_pause`); each one checks the pause.
-* copied by this maintenance or task: segments that may now be dropped are dropped.
+* copies, replacements and views check the pause of uploads (`tiered.node.upload_pause`), and wait while it lasts.
+* segments copied by this maintenance or task that may now be dropped are dropped.
 * delete: look for pins → prove that this process is still the writer → delete the objects → commit the deletion
   (`remote.gc.delayed_delete`).
 * GC of manifests: prove that it is allowed → declare old manifests void → delete them (`remote.gc.delayed_delete`).
-
-This module is longer than others, because it holds the order of effects of every decision in one place.
 """
 
 from __future__ import annotations
@@ -82,8 +79,7 @@ PAUSED = (CopySegment, ReplaceRemote, BuildView)  # not done while uploads are p
 ENDING = (AdvanceLogStart, DeletePending, DeletePage)  # irreversible, and decided by the settings
 
 
-# What the state of the tier must allow for a decision. Rolls and views need nothing of the tier, and a disabled tier
-# is what disabling it leaves.
+# What the state of the tier must allow for a decision. Rolls and views need nothing of the tier.
 ACTIONS: dict[type[Decision], TierAction] = {
     CleanLog: TierAction.CLEAN,
     CopySegment: TierAction.UPLOAD,
@@ -118,9 +114,9 @@ class Applied:
 
 @dataclass(slots=True)
 class _Round:
-    """State of one application of decisions. `where` is called under the partition's lock.
+    """One application of decisions. `rules` are the rules of the plan or of its last check.
 
-    A partition may move between two decisions. `rules` are the rules of the plan or of its last check.
+    `where` is called under the partition's lock, because a partition may move between two decisions.
     """
 
     partition: Partition
@@ -161,15 +157,15 @@ def apply_partition(
 ) -> Applied:
     """Apply one partition's decisions in order.
 
-    Raises InvalidRequest, before any effect, for an unsound plan.
+    Raises InvalidRequest, before any effect, for an unsound plan. Raises the errors of the disk and the store; earlier
+    effects remain and are safe. Waits for a running task.
+
     | parameter | meaning |
     |---|---|
     | `should_stop` | called before each run of decisions of one kind, and before each copy |
     | `clean` | does a cleaning (`tiered.maintenance.cleaning`) |
     | `drops_copied` | also drop the segments that the copies made droppable, beyond the plan |
     | `rules` | those of the plan (None: the current ones); with other rules now, nothing is expired or deleted |
-
-    Waits for a running task. Raises the errors of the disk and the store; earlier effects remain and are safe.
     """
     with partition.tier_lock, partition.lock:
         state = _Round(partition, rules or partition.rules, lambda: directory, store, now_ms, should_stop, clean)
@@ -192,9 +188,8 @@ def apply_on_disk(
 ) -> Applied | None:
     """Apply the decisions of `decide` on a tiered partition's disk, in parallel to a task.
 
-    `decide` is called under the lock, because a task may have changed the state since the plan. Never waits: returns
-    None, with nothing done, if another thread has the partition. Raises as `apply_partition`. See also
-    `tiered.maintenance.remote_tasks`.
+    `decide` is called under the lock. Never waits: returns None if another thread has the partition. Raises as
+    `apply_partition`.
     """
     if not partition.lock.acquire(blocking=False):
         return None
@@ -222,12 +217,9 @@ def apply_in_task(
 ) -> Applied | None:
     """Apply the decisions of `decide` without holding the partition's lock during store requests.
 
-    Decisions after a failed upload are applied too; then copied segments are dropped. Rolls and cleanings are left out.
-    The caller holds `tier_lock`.
-
-    Returns None, with nothing done, if maintenance has the partition. Segments being copied are marked
-    (`Uploads.copying`) until they are committed: maintenance does not drop or clean them. Raises as
-    `apply_partition`.
+    The caller holds `tier_lock`. Rolls and cleanings are left out; copied segments are dropped. Segments are marked
+    (`Uploads.copying`) until their commit. Returns None, with nothing done, if maintenance has the partition. Raises as
+    `apply_partition`, but decisions after a failed upload are applied first.
     """
     known: dict[str, Rows] = {}
     partition.snapshot(now_ms, known=known)  # sends its requests here, so that none is sent under the lock
@@ -266,11 +258,7 @@ def _apply_all(state: _Round, decisions: Sequence[Decision], progress: Progress 
 
 
 def _apply_in_turn(state: _Round, decisions: Sequence[Decision]) -> None:
-    """As `_apply_all`, but a failed upload is raised only after the remaining decisions were applied.
-
-    Otherwise a store that refuses uploads would also block expiry and deletion. Each effect checks whether it is
-    allowed.
-    """
+    """As `_apply_all`, but raises a failed upload last: it must not block expiry and deletion."""
     failed_upload: LogError | None = None
     for _, together in groupby(decisions, key=type):
         run = list(together)
@@ -289,17 +277,12 @@ def _apply_in_turn(state: _Round, decisions: Sequence[Decision]) -> None:
 
 
 def _drop_copied(state: _Round) -> None:
-    """Drop segments copied just now. A segment that waits to replace its entries stays."""
     snapshot = state.partition.snapshot(state.now_ms, may_ask=False)
     for decision in local_drops(snapshot) if not replacements(snapshot) else ():
         _record(state, [decision], [decision] if _drop(state, decision) else [])
 
 
 def _apply_run(state: _Round, run: Sequence[Decision], progress: Progress) -> None:
-    """Apply neighbouring decisions of one kind.
-
-    Expiries and deletes share their commits; others run singly.
-    """
     is_held_up = isinstance(run[0], PAUSED) and state.partition.is_paused_now()
     action = ACTIONS.get(type(run[0]))
     is_forbidden = action is not None and not _may(state.partition, action)
@@ -399,8 +382,8 @@ def _drop(state: _Round, decision: DropLocal) -> bool:
         info = partition.closed_segment(decision.base_offset, decision.next_offset)
         if not partition.allows(TierAction.DROP):
             return False  # in doubt, the content of the bucket is unknown: the tier may have been disabled
-        # Checked once more against the newest committed manifest, not the state that the plan expected (I2). The
-        # manifest is read after the check for a commit in doubt: an older one would lack a commit resolved in between.
+        # Checked against the newest committed manifest, not the state that the plan expected (I2). It is read after the
+        # check for a commit in doubt: an older one would lack a commit resolved in between.
         snapshot = partition.snapshot(state.now_ms, may_ask=False)
         is_wanted = info is None or any(base < info.next_offset for base in snapshot.copying)
         if info is None or is_wanted or not snapshot.has_safe_copy(info):
@@ -443,10 +426,7 @@ def _advance(state: _Round, decision: AdvanceLogStart) -> bool:
 
 
 def commit_log_start(partition: Partition, offset: int, *, now_ms: int) -> bool:
-    """The first step of `advance_log_start`, which waits for the store, without the partition's lock.
-
-    False if the manifest has that log start already, or there is none.
-    """
+    """The first step of `advance_log_start`, without the partition's lock. False if nothing changes."""
     metadata = partition.metadata
     if metadata is None or partition.snapshot(now_ms, may_ask=False).log_start_offset >= offset:
         return False
@@ -458,8 +438,7 @@ def advance_log_start(partition: Partition, directory: LogDirectory, offset: int
     """Raise a partition's log start to at least `offset`; False if no record is below it.
 
     The caller holds the partition's lock. Order of effects: committed in the manifest → durable in the checkpoint →
-    published to readers. Only missing steps are done, so a failed call may be repeated. After `commit_log_start` this
-    function does not wait for the store.
+    published to readers. Only missing steps are done, so a failed call may be repeated.
     """
     is_committed = commit_log_start(partition, offset, now_ms=now_ms)
     if partition.log.log_start_offset >= offset:

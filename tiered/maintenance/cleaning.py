@@ -1,11 +1,7 @@
 """Run the cleaner: order of logs, exclusion, throttling and history.
 
-A log that cannot be cleaned (damage, a segment that the cleaner refuses) is *uncleanable*, and is tried again after
-`log.cleaner.uncleanable.retry.ms` (Kafka waits for the restart). Reason and wait survive a restart in the history
-(`local.cleaner.cleaner_history`). Failed disks and cancelled passes do not make a log uncleanable.
-
-One maintenance run cleans at most `LOGS_PER_THREAD` logs per thread, so other work waits for a bounded time. At most
-`log.cleaner.threads` passes run in parallel, never two of one log.
+An *uncleanable* log (damage, a refused segment) is tried again after `log.cleaner.uncleanable.retry.ms`, also across
+restarts (Kafka waits for the restart). One run cleans at most `LOGS_PER_THREAD` logs per thread.
 """
 
 from __future__ import annotations
@@ -62,8 +58,6 @@ class CleanerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uncleanable:
-    """The reason why a log is not cleaned, since when, and until when."""
-
     reason: str
     since_ms: int
     retry_ms: int
@@ -124,10 +118,7 @@ class Cleaning:
         return frozenset(name for name, each in self.uncleanable.items() if now_ms < each.retry_ms)
 
     def take_turns(self, plan: Plan, take_snapshots: Callable[[], Iterable[PartitionSnapshot]]) -> Plan:
-        """The plan with the cleanings of one round; a log that waits has a higher priority in the next round.
-
-        `take_snapshots` returns the snapshots; it is called only if a log must wait.
-        """
+        """The plan with the cleanings of one round; a log that waits has a higher priority in the next one."""
         from policies.compaction import by_priority, log_to_clean
         from policies.decisions import CleanLog
 
@@ -157,10 +148,10 @@ class Cleaning:
         now_ms: int,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> CleaningFigures | None:
-        """Run one pass; None if there was nothing to clean or it was cancelled.
+        """Run one pass; None if there was nothing to clean or it was cancelled. The caller holds the lock.
 
-        The caller holds the partition's lock. Order of effects: the end of the pass (`local.cleaner.cleaner`) → the
-        cleaner's swaps → the checkpoint → the history. Raises the error that made the log uncleanable.
+        Order of effects: the end of the pass (`local.cleaner.cleaner`) → the cleaner's swaps → the checkpoint → the
+        history. Raises the error that made the log uncleanable.
         """
         from policies.compaction import log_to_clean
 
@@ -186,10 +177,7 @@ class Cleaning:
         return result
 
     def _checkpoint(self, directory: LogDirectory) -> None:
-        """Write the checkpoint.
-
-        On a full disk a later checkpoint covers it; after a crash the pass is repeated.
-        """
+        """On a full disk a later checkpoint covers this one; after a crash the pass is repeated."""
         try:
             directory.write_cleaner_offsets()
         except DiskFailed as error:
@@ -242,10 +230,7 @@ class Cleaning:
         return Uncleanable(reason=reason, since_ms=at_ms, retry_ms=at_ms + self.settings.retry_ms)
 
     def _note(self, directory: LogDirectory, run: CleaningRun) -> None:
-        """Add a run to the history.
-
-        A disk that refuses it has not harmed the log, so the error is only logged.
-        """
+        """Add a run to the history. A disk that refuses it has not harmed the log: only a log line follows."""
         with self._lock:
             history = self._histories.get(directory.root)
         try:
@@ -263,11 +248,7 @@ class Cleaning:
 
 
 def reset_misplaced(held: Partition, directory: LogDirectory) -> None:
-    """Set a cleaner checkpoint outside its log to the log start, on the disk too (Kafka).
-
-    Raises DiskFailed.
-    Done even if nothing is cleaned.
-    """
+    """Set a cleaner checkpoint outside its log to the log start, on the disk too. Raises DiskFailed."""
     at, manifest = held.log.cleaner_offset, held.manifest()
     start = max(held.log.log_start_offset, manifest.log_start_offset if manifest is not None else 0)
     if not held.rules.cleanup_compact or at is None or start <= at <= held.log.next_offset:

@@ -1,7 +1,6 @@
 """Delete the oldest records of a partition by raising its log start: Kafka's DeleteRecords.
 
-Only the log start changes here; readers lose the records below it at once. Later maintenance deletes segments and
-objects entirely below it, as after retention. Order of effects:
+Readers lose the records at once. Later maintenance deletes segments and objects below the log start. Order of effects:
 
 1. The log is durable up to the start.
 2. The manifest commits the start (tiered partitions).
@@ -39,8 +38,7 @@ class DeletedRecords:
 def plan_deletion(held: Partition, offset: int) -> DeletedRecords:
     """The log start that a deletion up to `offset` would set. Changes nothing.
 
-    Raises OffsetOutOfRange above the log end or below -1. Raises InvalidRequest for a topic that only compacts (there a
-    tombstone deletes).
+    Raises OffsetOutOfRange above the log end or below -1, and InvalidRequest for a topic that only compacts.
     """
     if not held.rules.cleanup_delete:
         raise InvalidRequest(
@@ -54,7 +52,7 @@ def plan_deletion(held: Partition, offset: int) -> DeletedRecords:
 
 
 def log_start(held: Partition) -> int:
-    """The log start offset: the manifest's if there is one, because it is committed before the disk records it."""
+    """The manifest's log start offset if there is one: it is committed before the disk records it."""
     manifest = held.manifest()
     return manifest.log_start_offset if manifest is not None else held.log.log_start_offset
 
@@ -68,9 +66,9 @@ def delete_records(
 ) -> dict[TopicPartition, DeletedRecords]:
     """Raise the log start of each partition to its offset; all checks come before any effect.
 
-    The store is waited for first, without a lock. `maintenance_lock` is held for the rest, because maintenance writes
-    the checkpoints too. Raises as `plan_deletion`, and if this manager may not write to a partition. Raises errors of
-    the disk or the store with the deletions done so far in their facts.
+    The store is waited for first, without a lock; `maintenance_lock` is held for the rest. Raises as `plan_deletion`,
+    and if this manager may not write to a partition. Errors of the disk or the store name the deletions done so far in
+    their facts.
     """
     for held in partitions:
         _check_ours(held)

@@ -8,11 +8,8 @@
 | store requests | in the plan's order, in the caller's thread | in tasks (`maintenance.remote_tasks`) |
 
 A non-waiting run never waits for the store, nor for a partition that another thread changes; the next run handles that
-partition. Both kinds may follow each other. A waiting run waits for tasks too.
-
-Cleanings run in parallel to each other and to other work: they take long, and their loops release the interpreter lock.
-With one thread, or one log to clean, the caller's thread does everything in the plan's order. One thread applies a
-partition's decisions, once.
+partition. A waiting run waits for tasks too. Cleanings run in parallel to each other and to other work, unless there is
+one thread or one log to clean.
 """
 
 from __future__ import annotations
@@ -91,9 +88,7 @@ class Maintenance:
     ) -> dict[TopicPartition, Applied]:
         """Apply a plan (`LogManager.apply`), and with `drops_copied` drop the segments that it made droppable.
 
-        `rules` are the rules before the plan was made. A partition with other rules now expires and deletes nothing.
-        Tasks are waited for between two attempts at the rest of the plan, never under their lock; other runs continue
-        during the wait.
+        A partition whose rules differ from `rules`, read before the plan was made, expires and deletes nothing.
         """
         done: dict[TopicPartition, Applied] = {}
         self._opener.pauses.refresh()
@@ -164,12 +159,7 @@ class Maintenance:
     def delete_records(
         self, offsets: Mapping[TopicPartition, int], *, now_ms: int
     ) -> dict[TopicPartition, DeletedRecords]:
-        """Delete the records below each offset (-1: all): readers lose them at once, files follow later.
-
-        All checks come before any deletion. Raises OffsetOutOfRange above a log's end, and InvalidRequest for a topic
-        that only compacts. Raises an error if this manager may not write to a partition.
-        `tiered.maintenance.delete_records` has order and crashes.
-        """
+        """Delete the records below each offset (-1: all) by `tiered.maintenance.delete_records`, as it raises."""
         partitions = {self._table.find(name): offset for name, offset in offsets.items()}
         return delete_records(partitions, self._directories, now_ms=now_ms, maintenance_lock=self._lock)
 
@@ -243,7 +233,6 @@ class Maintenance:
         return more or any(result.done for result in applied.values())
 
     def _hand_out(self, now_ms: int, should_stop: ShouldStop) -> bool:
-        """Do the work that concerns the disk alone; tasks do the rest."""
         due: list[tuple[TopicPartition, Due]] = []
         decisions: dict[TopicPartition, list[Decision]] = {}
         for snapshot in self._snapshots(now_ms):
@@ -272,7 +261,6 @@ class Maintenance:
         return any(result.done for result in applied.values())
 
     def _snapshots(self, now_ms: int) -> list[PartitionSnapshot]:
-        """Snapshots of all partitions, without a request to the store."""
         uncleanable = self.cleaning.waiting(now_ms)
         return self._table.snapshots(now_ms, self._table.all(), may_ask=False, uncleanable=uncleanable)
 
@@ -281,7 +269,6 @@ class Maintenance:
         return plan_snapshots(self._table.snapshots(now_ms, known, uncleanable=self.cleaning.waiting(now_ms)), now_ms)
 
     def _find(self, name: TopicPartition) -> Partition | None:
-        """The partition; None, with a note, if its disk went offline in between."""
         try:
             return self._table.find(name)
         except DiskFailed as error:
@@ -314,7 +301,6 @@ class Maintenance:
         clean: Clean = lambda partition, directory, decision: None,
         should_stop: ShouldStop = lambda: False,
     ) -> Applied | None:
-        """As `apply_on_disk`; an error is noted."""
         try:
             partition, directory = self._table.find(name), self._directories.of(name)
             return apply_on_disk(

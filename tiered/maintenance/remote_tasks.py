@@ -1,24 +1,21 @@
 """Tasks that wait for the store, one per partition, in two thread pools.
 
-The pools are Kafka's copier and expiration pools.
-
-A non-waiting maintenance run (`tiered.maintenance.maintenance`) leaves every store request to a task. There are two
-pools, so that a store that hangs on uploads does not block deletions, and the other way round:
+Two pools, as in Kafka, so that a store that hangs on uploads does not block deletions, and the other way round:
 
 | threads | work of their tasks |
 |---|---|
 | copiers | all: copies, replaced entries, views, then the work of the expirers |
 | expirers | acquire partitions; log start, expiry, deletions, old manifests; remains of deleted topics |
 
-A task decides on its own snapshot, as maintenance does. A copier does one commit's worth of copies. Then it does the
-rest, even after a failed copy, and drops the local segments that the copies made droppable (I2: `policies` decide,
-`tiered.maintenance.apply` checks again). A backlog continues in the next turn (`TaskPool`). A task that finds another
-task at its partition gets its turn after it. The store limits the parallel uploads and their rate for all tasks
-together (`remote.store.s3_store`, `remote.store.middleware.store_wrapper`).
+A task decides on its own snapshot, as maintenance does. A copier does one commit's worth of copies, then the rest, even
+after a failed copy. Last it drops the local segments that the copies made droppable (I2: `policies` decide,
+`tiered.maintenance.apply` checks again). A backlog continues in the next turn (`TaskPool`). The store limits the
+parallel uploads and their rate for all tasks together (`remote.store.s3_store`,
+`remote.store.middleware.store_wrapper`).
 
-A task holds the partition's `tier_lock` from start to end. It holds `lock` only for its effects on the disk, never
-during an upload. Its segments are marked (`Uploads.copying`): they are not dropped. The log is not cleaned during the
-copy, nor while a commit is in doubt.
+A task holds the partition's `tier_lock` from start to end, and `lock` only for its effects on the disk, never during an
+upload. Its segments are marked (`Uploads.copying`): they are not dropped. The log is not cleaned during the copy, nor
+while a commit is in doubt.
 
 | concurrent event, or a crash at any moment | effect | remains |
 |---|---|---|
@@ -96,8 +93,8 @@ class RemoteTasks:
         self._clock = clock
         self._now_ms = 0
         self._failed: set[TopicPartition] = set()
-        # The keys whose copier or expirer may have found `tier_lock` taken. A key is added before the attempt, removed
-        # after the lock was acquired, and checked when the lock is released. So no key is missed.
+        # Keys whose task may have found `tier_lock` taken. A key is added before the attempt, removed after the lock
+        # was acquired, and checked when the lock is released. So no key is missed.
         self._wants_copier: set[TopicPartition] = set()
         self._wants_expirer: set[TopicPartition] = set()
         self.copier_pool: TaskPool[TopicPartition] = TaskPool(copiers, self._copy, clock=clock)
@@ -130,7 +127,6 @@ class RemoteTasks:
 
     @property
     def loads(self) -> dict[str, Load]:
-        """The load of the two pools."""
         return {"copier": self.copier_pool.load, "expirer": self.expirer_pool.load}
 
     def has_failed(self, name: TopicPartition) -> bool:
@@ -169,7 +165,6 @@ class RemoteTasks:
                 self.copier_pool.submit(key)
 
     def _work(self, key: TopicPartition, wants: set[TopicPartition], choose: ChooseTurn) -> bool:
-        """Run one slice; whether there is more."""
         wants.add(key)
         try:
             held = self._table.find(key)
@@ -186,8 +181,7 @@ class RemoteTasks:
             self._note(held, error)
             return False
         except Exception as error:
-            # A defect of this program. A caller of maintenance would get it; a task has no caller, so it becomes a
-            # problem.
+            # A defect of this program. A task has no caller that gets the error, so it becomes a problem.
             self._note(held, LogError("a task of the partition failed", partition=key, cause=repr(error)))
             raise
         finally:
@@ -245,10 +239,7 @@ class RemoteTasks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnPlan:
-    """The decisions of one turn. `has_more`: copies are left for the next one.
-
-    `leaves_uploads`: all are a copier's.
-    """
+    """The decisions of one turn. `has_more`: copies are left. `leaves_uploads`: all are a copier's."""
 
     decisions: tuple[Decision, ...]
     has_more: bool = False
@@ -267,10 +258,7 @@ class Due:
 
 
 def on_disk(planned: Sequence[Decision]) -> list[Decision]:
-    """The decisions of a tiered partition that send no request and wait for none.
-
-    Segments that replace entries stay until the replacement; decisions after a raised log start wait for it.
-    """
+    """The decisions of a tiered partition that send no request and wait for none."""
     if any(isinstance(each, ReplaceRemote | AdvanceCleanedOffset) for each in planned):
         return [each for each in planned if isinstance(each, RollActive | CleanLog)]
     found: list[Decision] = []
@@ -283,25 +271,17 @@ def on_disk(planned: Sequence[Decision]) -> list[Decision]:
 
 
 def due_tasks(snapshot: PartitionSnapshot, planned: Sequence[Decision], *, is_waiting: bool) -> Due:
-    """The pools for a partition with this plan.
-
-    A partition that waits for its acquisition copies afterwards. If its older entries are unknown, or it is copying,
-    more may be due than is planned.
-    """
+    """The pools for a partition with this plan; unknown older entries and running copies count as due."""
     rest = is_waiting or page_to_know(snapshot) is not None or bool(decisions_without_uploads(planned))
     return Due(copies=(has_upload(planned) or bool(snapshot.copying)) and not is_waiting, rest=rest)
 
 
 def has_upload(planned: Sequence[Decision]) -> bool:
-    """Whether the plan has an upload."""
     return any(isinstance(each, SENDING) for each in planned)
 
 
 def decisions_without_uploads(planned: Sequence[Decision]) -> list[Decision]:
-    """The decisions that send requests and wait for no upload.
-
-    If entries are to be replaced, or a view is to merge expiring records, only long-unlinked objects are left.
-    """
+    """The decisions that send requests and wait for no upload."""
     if any(isinstance(each, SENDING) and not isinstance(each, CopySegment) for each in planned):
         return [each for each in planned if isinstance(each, _ON_UNLINKED)]
     return [each for each in planned if not isinstance(each, (*ON_DISK, *SENDING))]
@@ -313,10 +293,7 @@ def next_expirer_turn(planned: Sequence[Decision]) -> TurnPlan:
 
 
 def next_copier_turn(planned: Sequence[Decision]) -> TurnPlan:
-    """The part of a plan for one task: without rolls and cleanings, and one commit's worth of copies.
-
-    Indivisible copies are one commit, however many they are (`policies.tiering`).
-    """
+    """The part of a plan for one task: without rolls and cleanings, and one commit's worth of copies."""
     taken: list[Decision] = []
     segments = size_bytes = remaining = 0
     for each in planned:
@@ -356,7 +333,7 @@ class Load:
 
 
 class TaskPool(Generic[K]):
-    """Bounded threads for work that waits for the store: one task per partition at a time, in turns. Thread safe.
+    """Bounded threads for work that waits for the store: one task per partition at a time. Thread safe.
 
     A task (``work(key)``) does a slice of the due work of its key and returns whether there is more. A key with more
     work is queued again at the end, so a long backlog does not starve other keys.
@@ -368,12 +345,10 @@ class TaskPool(Generic[K]):
     | running | again | | queued | idle | running |
     | again (running, and submitted once more) | again | | queued | queued | running |
 
-    Two tasks for one key are impossible: only *queued* gets a turn, and a running key is not queued. After `stop` no
-    turn starts. A running task gets the stop through its own `should_stop`, and is not waited for after a deadline.
-    Threads are daemons, started for work and ended without work: one that hangs in the store does not block the end of
-    the process.
-
-    `work` handles its own errors; an escaped one ends the slice and is logged.
+    Two tasks for one key are impossible: only *queued* gets a turn. After `stop` no turn starts; a running task sees
+    its own `should_stop`, and is not waited for after a deadline. Threads are daemons, started for work and ended
+    without work: a thread that hangs in the store does not block the end of the process. `work` handles its own errors;
+    an escaped one ends the slice and is logged.
     """
 
     def __init__(
@@ -401,13 +376,11 @@ class TaskPool(Generic[K]):
 
     @property
     def states(self) -> dict[K, State]:
-        """The state of every key that is not idle."""
         with self._changed:
             return dict(self._states)
 
     @property
     def load(self) -> Load:
-        """The load at this moment."""
         with self._changed:
             now_s = self._clock()
             return Load(
@@ -449,10 +422,7 @@ class TaskPool(Generic[K]):
         return self.wait_idle(deadline_s)
 
     def _hire(self) -> None:
-        """Start one more thread if there is room and a key waits.
-
-        If the process cannot start one, the existing threads take the turns, and the next `submit` tries again.
-        """
+        """Start one more thread if there is room and a key waits; the next `submit` retries a failed start."""
         if not self._queue or self._running >= self.threads:
             return
         name = f"{self._name}-{self._running + 1}"

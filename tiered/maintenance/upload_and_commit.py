@@ -1,15 +1,14 @@
 """Commits of several uploads, and commits that replace entries.
 
-**Copies** are uploaded one after another and share commits. One manifest per segment of a backlog would be a hundred
-times as many, and each repeats all entries of the one before. Uploads are committed at the first of these events:
-nothing is left to copy, the group is full (`policies.tiering.completes_commit`), a second has passed, the caller wants
-to stop, the next upload fails. Entries become visible in the order of offsets.
+**Copies** are uploaded one after another and share commits, because each manifest repeats all entries. Uploads are
+committed at the first of these events: nothing is left to copy, the group is full
+(`policies.tiering.completes_commit`), a second has passed, the caller wants to stop, the next upload fails. Entries
+become visible in the order of offsets.
 
-**Copies of a compacted topic** are uploaded one by one and committed together, so that their entries stay consistent
-(`policies.tiering` has the reason).
+**Copies of a compacted topic** are committed together, so that their entries stay consistent (`policies.tiering`).
 
-Until their commit, uploads are notes in the memory of this process. A run that is stopped, or loses the store,
-continues with the next segment later.
+Until their commit, uploads are notes in the memory of this process: a stopped or failed run continues later with the
+next segment.
 
 **A replacement** puts one uploaded segment's entry in the place of the entries that it tiles, in one commit.
 
@@ -66,8 +65,6 @@ def no_time() -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CommitContext:
-    """The requirements of a commit, and the state at its start."""
-
     partition: Partition
     metadata: MetadataLog
     store: ObjectStore
@@ -98,8 +95,7 @@ def copy_in_groups(
 ) -> None:
     """Upload the segments of `run` and commit them in groups; `on_committed` gets each group's decisions.
 
-    Ends at the first segment for which the state changed, and at `should_stop`. An upload error is raised after the
-    earlier uploads were committed.
+    Ends at the first changed segment, and at `should_stop`. Raises an upload error after the commit of earlier uploads.
     """
     context = _commit_context(partition, store, now_ms)
     if context is None:
@@ -176,7 +172,7 @@ def replace_remote(partition: Partition, store: ObjectStore | None, decision: Re
 def advance_entries(
     partition: Partition, store: ObjectStore | None, run: Sequence[AdvanceCleanedOffset], *, now_ms: int
 ) -> list[AdvanceCleanedOffset]:
-    """Record as clean the entries that have as many records as their local segments; one commit for all.
+    """Record as clean, in one commit, the entries with as many records as their local segments.
 
     Cleaning only removes records, so equal counts mean equal records. The other segments are noted as shrunk.
     """
@@ -236,10 +232,7 @@ def _commit_group(context: _CommitContext, group: _Group, on_committed: OnCommit
 
 
 def _discard(context: _CommitContext, entries: Sequence[SegmentEntry]) -> None:
-    """Delete uploads of a topic that this machine deleted since, unless a commit of them was sent.
-
-    A commit in doubt may have happened. Its objects may have readers and pins, and are deleted with the topic.
-    """
+    """Delete the uploads of a deleted topic, unless a commit of them was sent, which may have happened."""
     uploads = context.partition.uploads.items().values()
     tried = {each.entry.ulid for each in uploads if each.may_be_committed}
     keys = keys_of(entry for entry in entries if entry.ulid not in tried)
@@ -247,7 +240,6 @@ def _discard(context: _CommitContext, entries: Sequence[SegmentEntry]) -> None:
 
 
 def _whole(context: _CommitContext, run: Sequence[CopySegment]) -> list[SegmentInfo]:
-    """The segments of `run` if they are still all clean segments without an entry; else none."""
     cut, start = context.snapshot.clean_cut, context.manifest.next_offset
     found = [
         info
@@ -274,10 +266,7 @@ def _closed(snapshot: PartitionSnapshot, base_offset: int) -> SegmentInfo:
 
 
 def _uploaded(context: _CommitContext, info: SegmentInfo) -> SegmentEntry | None:
-    """The segment's entry; uploaded now unless an earlier attempt of this epoch uploaded these bytes.
-
-    None if the log moved to another directory during the copy: the next maintenance finds it there.
-    """
+    """The segment's entry, uploaded now or earlier in this epoch; None if the log moved during the copy."""
     partition, manifest = context.partition, context.manifest
     segment = partition.log.segment(info.base_offset)
     known = partition.uploads.find(segment, manifest.epoch)
@@ -302,7 +291,6 @@ def _uploaded(context: _CommitContext, info: SegmentInfo) -> SegmentEntry | None
 
 
 def _commit(context: _CommitContext, change: Change, infos: Collection[SegmentInfo]) -> None:
-    """Commit `change`, and unlink uploads of segments that no longer exist."""
     partition, epoch = context.partition, context.manifest.epoch
     used = {partition.log.segment(info.base_offset) for info in infos}
     with partition.uploads.committing(used, epoch) as retired:

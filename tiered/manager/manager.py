@@ -1,21 +1,15 @@
 """The log manager: every topic of one directory, both tiers, one process.
 
-It composes components and decides nothing: `policies` decide on snapshots, `tiered.maintenance.apply` carries out, and
-only the caller knows the time (`tick(now_ms)`). Partitions are independent. An error of one (its store unavailable, its
-bytes damaged, another writer) is recorded in `problems`, and the others continue, at open and later. A damaged or
-contested partition raises its error to its readers and writers. An error of the whole directory or bucket (the lock,
-the checkpoints, no such bucket, no access) is raised by the method that meets it.
-
-Threads:
+Partitions are independent: an error of one (its store unavailable, its bytes damaged, another writer) is recorded in
+`problems`, and the others continue. A damaged or contested partition raises its error to its readers and writers. An
+error of the whole directory or bucket (the lock, the checkpoints, no such bucket, no access) is raised by the method
+that meets it. The caller gives the time (`tick(now_ms)`). Threads:
 
 - Every method may be called from any thread.
 - Topics are created and altered one at a time. Maintenance (`tick`, `apply`) runs one at a time. Both run in parallel.
 - Appends, reads, `snapshots` and `plan` wait for neither.
 - A `progress` callable must not create or alter topics.
 - `close` and `abandon` come last, with no other call running.
-
-A manager opened with ``read_only=True`` takes no lock, writes nothing anywhere and sees the directory and the bucket as
-of its open. It may run in parallel to a writing manager.
 """
 
 from __future__ import annotations
@@ -58,9 +52,7 @@ DRAIN_S = 10.0  # for running tasks when a manager closes, as in Kafka's pools
 
 
 class LogManager(Readable):
-    """A manager of all topics of one directory. Open it with `LogManager.open`. Thread safe.
-
-    A context manager that closes cleanly. Its components:
+    """A manager of all topics of one directory. Thread safe; a context manager that closes cleanly.
 
     | attribute | component |
     |---|---|
@@ -68,7 +60,6 @@ class LogManager(Readable):
     | `partitions` | finds and acquires partitions; their problems |
     | `appender` | appends records; splits them by key |
     | `pauses` | pauses and resumes uploads |
-    | `maintenance` | applies plans, moves partitions, deletes records; refused in a read-only open |
     | `cleaning` | the cleaner and its last passes |
     | `directories`, `store` | the log directories; the metered store, None without one |
     """
@@ -107,8 +98,8 @@ class LogManager(Readable):
 
         | parameter | meaning |
         |---|---|
+        | `read_only` | take no lock, write nothing, in parallel to a writing manager; both tiers are as of the open |
         | `store` | overrides the configured store; it is closed with the manager |
-        | `progress` | gets the progress of the loading |
         | `known` | pass the same object to repeated read-only opens: only newer manifests are fetched |
         | `takes_over` | an operator asked to take fenced partitions over (docs/explanation/diverged-logs.md) |
         | `may_be_refused` | a bucket that refuses as a whole is a problem of each partition; the disk stays in use |
@@ -175,11 +166,10 @@ class LogManager(Readable):
     ) -> dict[TopicPartition, AppendResult]:
         """Append records, to one partition or split by key as Kafka does; returns the offsets by partition.
 
-        Each partition's share is acknowledged on its own; there is no atomicity over partitions.
-
-        Raises Fenced or Conflict for a partition that another writer took over: new records would contradict its
-        records. Raises Unavailable for an empty log whose end only the unavailable bucket knows. Invalid records are
-        refused before any is appended. If the disk fails half way, the facts of the error name the appended shares.
+        Each partition's share is acknowledged on its own; there is no atomicity over partitions. Invalid records are
+        refused before any is appended. Raises Fenced or Conflict for a partition that another writer took over, and
+        Unavailable for an empty log whose end only the unavailable bucket knows. If the disk fails half way, the facts
+        of the error name the appended shares.
         """
         return self.appender.append(topic, records, partition, now_ms=now_ms, durability=durability)
 
@@ -192,36 +182,26 @@ class LogManager(Readable):
         now_ms: int,
         durability: Durability = Durability.MEMORY,
     ) -> dict[TopicPartition, AppendResult]:
-        """Append records in columns: an Arrow table or record batch, or `Columns` read from a log.
+        """As `append`, for columns: an Arrow table or record batch, or `Columns` read from a log.
 
         An Arrow table has the columns key and value (binary or string of any kind), and may have timestamp (an Arrow
-        timestamp, or milliseconds; `now_ms` without it) and headers (a list of structs key, value). Partitions are
-        chosen as in `append`. Raises as `append`, and InvalidRequest for other columns.
+        timestamp, or milliseconds; `now_ms` without it) and headers (a list of structs key, value). Raises as `append`,
+        and InvalidRequest for other columns.
         """
         return self.appender.append_columns(topic, columns, partition, now_ms=now_ms, durability=durability)
 
     def flush(self) -> None:
-        """Flush all logs: every record appended so far is durable on return.
-
-        Raises the first error, after trying all.
-        """
+        """Make every record appended so far durable. Raises the first error, after trying all logs."""
         self.partitions.flush()
 
     # -- background work -----------------------------------------------------------------------------------------------
 
     def snapshots(self, now_ms: int, topics: Iterable[str] | None = None) -> list[PartitionSnapshot]:
-        """Both tiers of every partition (or of some topics') at this moment.
-
-        Partitions that could not be opened or read (an index that the disk does not return) are left out and in
-        `problems`.
-        """
+        """Both tiers of every partition (or of some topics') now. Problems of others are in `problems`."""
         return self._snapshots(self.partitions.all(topics), now_ms)
 
     def plan(self, now_ms: int, topics: Iterable[str] | None = None) -> Plan:
-        """The decisions of the policies now.
-
-        Changes nothing; skips tiered partitions without a known manifest.
-        """
+        """The decisions of the policies now. Skips tiered partitions without a known manifest."""
         from policies.plan import plan as plan_snapshots
 
         return plan_snapshots(self._snapshots(self.partitions.known(topics), now_ms), now_ms)
@@ -235,9 +215,8 @@ class LogManager(Readable):
     ) -> dict[TopicPartition, Applied]:
         """Apply a plan. A partition's error ends its part of the plan and is recorded in `problems`.
 
-        `should_stop` is called before each decision and during a cleaning; any prefix of a plan is safe. After the
-        store did not answer for one partition, the other tiered ones are left for the next maintenance: each would wait
-        as long. With several cleaner threads, both callables are called from all of them.
+        `should_stop` is called before each decision and during a cleaning, like `progress` from every cleaner thread.
+        After the store did not answer for one partition, the other tiered ones are left for the next maintenance.
         """
         return self.maintenance.apply(plan, progress=progress, should_stop=should_stop)
 
@@ -249,11 +228,10 @@ class LogManager(Readable):
         return self._maintenance
 
     def tick(self, now_ms: int, *, should_stop: ShouldStop = lambda: False, waits: bool = True) -> bool:
-        """One maintenance run: flush and forget due work, plan, apply, checkpoint. True if more is due.
+        """One maintenance run (`tiered.maintenance.maintenance`). True if more is due.
 
-        Raises only errors of the whole directory; a partition's error is in `problems`. Disk work comes first. With
-        `waits` all work is done on return, in order, by the caller's thread. Without it, threads do the store requests
-        in parallel to the caller (`tiered.maintenance.maintenance`).
+        Raises only errors of the whole directory; a partition's error is in `problems`. With `waits` the caller's
+        thread does all work before the return, else other threads do the store requests.
         """
         maintenance = self.maintenance
         self.partitions.open_late(now_ms)
@@ -262,8 +240,7 @@ class LogManager(Readable):
     def close(self, *, drain_s: float = DRAIN_S) -> None:
         """Close and checkpoint the logs, mark the directory clean, close the store.
 
-        Running uploads have `drain_s` to end and be committed; a cut upload is an orphan. A partition that could not be
-        opened was not recovered either, so its directory is not marked clean.
+        Running uploads have `drain_s` to end and be committed. A log that could not be opened prevents the clean mark.
         """
         try:
             tasks = self._maintenance.tasks if self._maintenance is not None else None

@@ -1,9 +1,7 @@
 """Appends acknowledged by the bucket: wait until a committed manifest holds every record.
 
-The records are rolled, copied and committed at once, regardless of `segment.ms` and the copy lag. All earlier records
-are copied first, because the bucket has no holes. So each call costs a segment for every partition of the append.
-
-Order of effects:
+The records are copied at once, regardless of `segment.ms` and the copy lag, after all earlier records. So each call
+costs a segment for every partition of the append. Order of effects:
 
 1. The records are in the log.
 2. They are durable on the disk.
@@ -11,7 +9,7 @@ Order of effects:
 4. It is uploaded.
 5. **The manifest is committed** (only now acknowledged).
 
-A crash or an error before step 5 leaves the records in the log. The next maintenance of any manager, or another wait,
+A crash or an error before step 5 leaves the records in the log: the next maintenance of any manager, or another wait,
 copies them. Failed uploads are objects that no manifest names, so no record is there twice.
 """
 
@@ -46,20 +44,16 @@ MARKS_MAX = 100  # older marks are removed: their inputs were never repeated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteAcks:
-    """The result of a wait. By partition, every record below `held_upto` is in the bucket.
-
-    `tries` is 1 if no attempt failed.
-    """
+    """By partition, every record below `held_upto` is in the bucket. `tries` is 1 if no attempt failed."""
 
     held_upto: Mapping[TopicPartition, int]
     tries: int
 
 
 def check_remote_acks(manager: LogManager, names: Iterable[TopicPartition], *, now_ms: int) -> None:
-    """Check before any append.
+    """Check before any append that the bucket can acknowledge it. Raises the store's errors.
 
-    Raises the store's errors, and InvalidRequest if acknowledgement is impossible.
-    It is impossible if the topic is not tiered, is compacted, or its copying is disabled or paused.
+    Raises InvalidRequest if a topic is not tiered, is compacted, or its copying is disabled or paused.
     """
     wanted = set(names)
     for snapshot in _snapshots(manager, sorted(wanted), now_ms):
@@ -92,9 +86,8 @@ def wait_for_bucket(
 ) -> RemoteAcks | None:
     """Wait until the bucket holds every record below each of `ends`; None at `should_stop`.
 
-    `clock` gives ms.
-    Raises Unavailable if the bucket did not answer within `timeout_ms` (a running call ends first, see
-    `remote.store.middleware.retrying_store`), or an open transaction blocks the copy. Raises a partition's own problem.
+    `clock` gives ms. Raises Unavailable after `timeout_ms` (a running call ends first), or if an open transaction
+    blocks the copy. Raises a partition's own problem.
     """
     begun_ms, tries = clock(), 0
     while not should_stop():
@@ -116,10 +109,7 @@ def wait_for_bucket(
 
 
 def held_upto(manager: LogManager, name: TopicPartition) -> int:
-    """One past the last offset in the newest manifest seen; expired records count as held.
-
-    Raises Fenced if that manifest is another writer's: it has other records at these offsets.
-    """
+    """One past the last offset in the newest manifest seen. Raises Fenced if another writer committed it."""
     held = manager.partitions.find(name)
     manifest = held.manifest()
     held.check_not_fenced()  # after the read: another thread may see that manifest first
@@ -133,7 +123,6 @@ def _try_once(
     now_ms: int,
     should_stop: Callable[[], bool],
 ) -> LogError | None:
-    """Do one attempt for all partitions; return the first error that blocks an unfinished one, None without one."""
     for each in _snapshots(manager, unfinished, now_ms):
         if each.active is not None and each.active.base_offset < ends[each.partition]:
             manager.partitions.find(each.partition).log.roll(now_ms=now_ms)
@@ -152,7 +141,6 @@ def _try_once(
 
 
 def _put_off(manager: LogManager, name: TopicPartition, now_ms: int) -> Unavailable:
-    """Return the error that names why the oldest closed segment of a partition is not copied now."""
     late = [one for each in _snapshots(manager, [name], now_ms) for one in copy_deferrals_at_once(each)]
     first = next((one for one in late if one.code is not Code.ACTIVE), None)
     if first is None:
@@ -216,10 +204,7 @@ class AppendMarks:
         self._storage, self._path = storage, path
 
     def find(self, key: str) -> list[Share] | None:
-        """The shares of this input whose records are not known to be in the bucket; None without one.
-
-        Raises InvalidRequest for a damaged file.
-        """
+        """The shares of this input that may not be in the bucket; None without one. Raises InvalidRequest."""
         return self._read().get(key)
 
     def note(self, key: str, shares: list[Share]) -> None:

@@ -1,17 +1,11 @@
-"""Split records over the partitions of a topic, append to several partitions in one call, flush logs in parallel.
+"""Split records over partitions, append to several in one call, flush logs in parallel.
 
-A producer and `tiered` choose the same partition for every key, by Kafka's default partitioner: murmur2 of the key,
-sign bit cleared, modulo the number of partitions. Records without a key share one partition per call, and the next call
-uses the next partition. Source: kafka `Utils.murmur2`, `BuiltInPartitioner`.
+Keys are split by Kafka's default partitioner: murmur2 of the key, sign bit cleared, modulo the number of partitions.
+Each call gives its records without a key to the next partition. Source: kafka `Utils.murmur2`, `BuiltInPartitioner`.
 
-Order of effects of an append:
-
-1. The share of every partition is written.
-2. All logs are synced in parallel.
-3. The call returns.
-
-A crash before step 3 leaves any subset of the shares, none of them acknowledged. When the write of one share fails, the
-shares written before it are still flushed, because the error names them. The shares after it are not written.
+Order of effects of an append: every share is written → all logs are synced in parallel → the call returns. A crash in
+between leaves any subset of the shares, none acknowledged. After the failed write of one share, the earlier shares are
+still flushed, because the error names them. The later shares are not written.
 """
 
 from __future__ import annotations
@@ -51,7 +45,6 @@ class Appender:
         now_ms: int,
         durability: Durability,
     ) -> dict[TopicPartition, AppendResult]:
-        """As `LogManager.append`."""
         self._table.directories.check_writable()
         shares: Mapping[TopicPartition, Sequence[Record]]
         shares = self.split(topic, records) if partition is None else {TopicPartition(topic, partition): records}
@@ -60,7 +53,6 @@ class Appender:
     def append_columns(
         self, topic: str, columns: object, partition: int | None, *, now_ms: int, durability: Durability
     ) -> dict[TopicPartition, AppendResult]:
-        """As `LogManager.append_columns`."""
         from local.records.record_columns import record_columns
 
         self._table.directories.check_writable()
@@ -141,8 +133,7 @@ def murmur2(key: bytes) -> int:
 def append_shares(shares: Encoded, now_ms: int, durability: Durability) -> dict[TopicPartition, AppendResult]:
     """Append each partition's batches, durable on return if `durability` asks for it.
 
-    Raises the first failure. Its fact `appended` names the shares that are in their logs, with the durability asked
-    for.
+    Raises the first failure. Its fact `appended` names the shares in their logs, with the durability asked for.
     """
     results: dict[TopicPartition, AppendResult] = {}
     failures: list[LogError] = []
@@ -166,7 +157,6 @@ def append_shares(shares: Encoded, now_ms: int, durability: Durability) -> dict[
 
 
 def _partly(error: LogError, results: Mapping[TopicPartition, AppendResult]) -> LogError:
-    """The error of one share, with the shares that are in their logs as the fact `appended`."""
     if not results:
         return error
     appended = ",".join(f"{name}:{given.base_offset}-{given.next_offset - 1}" for name, given in results.items())

@@ -1,8 +1,6 @@
-"""Hanging transactions: list them, and end one by hand.
+"""Hanging transactions, whose producer or marker was lost: list them, and end one by hand.
 
-The coordinator's marker ends a transaction. The marker never comes if the producer is lost for good, or if the marker
-was lost with the disk of a machine. Then `read_committed` readers stop at the transaction, and no record behind it is
-compacted or copied. An operator has to commit or abort it. Source: kafka ``kafka-transactions.sh``.
+They stop `read_committed` readers, compaction and copies. Source: kafka ``kafka-transactions.sh``.
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ def find_open(held: Partition, producer_id: int) -> ProducerEntry:
 def end_transaction(held: Partition, producer_id: int, *, commit: bool, now_ms: int) -> ProducerEntry:
     """Append the marker that ends this producer's open transaction, durable on return.
 
-    Returns the producer as it was before. Raises NotFound if it has no open transaction, or the transaction ended
-    concurrently; the error names the producers that have one. Raises the errors of `Partition.check_appendable`.
+    Returns the producer as it was before. Raises NotFound, also if the transaction ended concurrently, and the errors
+    of `Partition.check_appendable`.
     """
     held.check_appendable()
     found = find_open(held, producer_id)

@@ -1,7 +1,4 @@
-"""One partition held by a manager: its local log, its manifests, its rules.
-
-The manifest holds the log start offset of a tiered partition. A new log start is committed before the disk records it.
-"""
+"""One partition held by a manager: its local log, its manifests, its rules."""
 
 from __future__ import annotations
 
@@ -54,11 +51,9 @@ ENABLE = "remote.storage.enable"
 class SkewedDeleteTimer:
     """Counts the grace period of pending deletes with an unlink time in the future.
 
-    The clock of the writer that unlinked them was ahead. Thread safe: a race only lengthens the wait.
-
-    Without this rule the objects stay in the bucket, and cost money, until the stamped time: a month or ten years
-    ahead. A stamp ahead by more than `JUMP_MS` is therefore replaced: the grace period runs from the moment at which
-    this process first saw the object. Only a monotonic clock counts it:
+    The clock of the writer that unlinked them was ahead. A stamp ahead by more than `JUMP_MS` would keep the objects
+    for years. So the grace period runs from the moment at which this process first saw the object, by a monotonic
+    clock:
 
     | stamp of an object | end of its grace period |
     |---|---|
@@ -67,13 +62,10 @@ class SkewedDeleteTimer:
     | ahead, and the present time later reaches it | stamp + grace period |
 
     A reader may need an object for the grace period after the manifest that unlinked it. This process sees an object
-    first after that manifest exists. So the object is never deleted early, whichever clock was wrong.
-
-    Stamps in manifests are never rewritten for this reason. If the present clock is the wrong one and behind, the stamp
-    is right. A stamp lowered to the present time would delete the object the moment the clock is corrected.
-
-    Nothing is written: a restart counts from the beginning. Commands and processes that end sooner rely on the stamp
-    alone.
+    first after that manifest exists. So the object is never deleted early, whichever clock was wrong. Stamps in
+    manifests are never rewritten: if the present clock is behind, the stamp is right, and a lowered stamp would delete
+    the object the moment the clock is corrected. Nothing is written: a restart counts from the beginning. Thread safe:
+    a race only lengthens the wait.
     """
 
     def __init__(self, counted: Callable[[], int] = counted_ms) -> None:
@@ -83,10 +75,7 @@ class SkewedDeleteTimer:
     def judged(
         self, manifest: Manifest, now_ms: int
     ) -> tuple[tuple[PendingDelete, ...], tuple[PendingPageDelete, ...]]:
-        """The unlinked objects and pages of the manifest, with future stamps replaced.
-
-        A stamp ahead of `now_ms` by more than JUMP_MS becomes the time at which this process first saw it.
-        """
+        """The unlinked objects and pages of the manifest; future stamps become the time first seen here."""
         latest_ms = now_ms + JUMP_MS
         ahead = {each.key for each in manifest.pending_deletes if each.unlinked_ms > latest_ms}
         ahead |= {each.page.key for each in manifest.pending_page_deletes if each.unlinked_ms > latest_ms}
@@ -113,12 +102,12 @@ class SkewedDeleteTimer:
 
 @dataclass(slots=True, eq=False)
 class Partition:
-    """One partition: its log, its remote tier, its rules. `metadata`, `remote` and `pins` are None without a contact.
+    """One partition: its log, its remote tier, its rules.
 
     | field | meaning |
     |---|---|
-    | `tier` | the state of the remote tier (`tiered.partition.tier_state`) |
-    | `uploads` | uploads without a commit, and segments that a copy uses (`tiered.partition.tier_state`) |
+    | `metadata`, `remote`, `pins` | None without a contact to the bucket |
+    | `tier`, `uploads` | `tiered.partition.tier_state` |
     | `object_encoding` | the object encoding of its segments |
     | `on_copied` | progress of a copy: base offset, bytes done, bytes in all; called from the reading thread |
     | `ahead` | pending deletes with a grace period that starts in the future |
@@ -198,27 +187,22 @@ class Partition:
         raise AssertionError(f"no check of a partition: state={state.name} action={action.name}")
 
     def check_not_stopped(self) -> None:
-        """Check that no state of the tier forbids all changes: a diverged or fenced log loses nothing.
+        """Check that no state of the tier forbids all changes, before anything is deleted from the disk.
 
-        Raises the error of the state, or Fenced if the newest manifest seen is another writer's; a reader may have seen
-        it first. The entries and the log start of such a manifest say nothing about this disk. The caller holds `lock`
-        and calls this before it deletes anything from the disk.
+        The caller holds `lock`. Raises the error of the state, or Fenced if the newest manifest seen is another
+        writer's.
         """
         if (error := self.tier.error) is not None:
             raise error
         self.check_not_fenced()
 
     def check_not_fenced(self) -> None:
-        """Raise Fenced if the newest manifest seen is another writer's."""
         if self.metadata is not None:
             self.metadata.check_not_fenced()
 
     @property
     def keeps_views_on_disk(self) -> bool:
-        """Whether its compacted views are stored on the disk.
-
-        True without a remote tier, or if the tier was disabled and the manifest counts no entries and names no views.
-        """
+        """Whether its views are on the disk: no tier, or a disabled one without entries and named views."""
         if not self.is_tiered:
             return True
         manifest = self.manifest()
@@ -235,19 +219,12 @@ class Partition:
         return self.metadata.cached if self.metadata is not None else None
 
     def reconciled_manifest(self) -> Manifest | None:
-        """As `manifest`, but None too for a diverged or fenced log, or a lost bucket.
-
-        The offsets, copies and log start of such a manifest are not true of this disk.
-        """
+        """As `manifest`, but None if it is not true of this disk: a diverged or fenced log, or a lost bucket."""
         return None if isinstance(self.fatal_error, (Diverged, Fenced, RemoteLost)) else self.manifest()
 
     @property
     def has_commit_in_doubt(self) -> bool:
-        """Whether a commit is in doubt: the newest manifest may contain a commit that `manifest` lacks.
-
-        A caller that relies on `manifest` must ask this first. Otherwise the commit may be resolved between the two
-        calls.
-        """
+        """Whether the newest manifest may contain a commit that `manifest` lacks. Ask this before `manifest`."""
         return self.metadata is not None and self.metadata.has_commit_in_doubt
 
     @property
@@ -270,7 +247,7 @@ class Partition:
         return self.pauses.of(self.topic) if self.is_tiered and self.pauses is not None else None
 
     def is_paused_now(self) -> bool:
-        """Whether its uploads are paused now. Asked before each upload: one maintenance run may make many."""
+        """Whether its uploads are paused now. Asked before each upload."""
         if self.pauses is not None:
             self.pauses.refresh()
         return self.pause is not None
@@ -283,13 +260,7 @@ class Partition:
         return None
 
     def source(self) -> PartitionSource:
-        """The source of a reader.
-
-        Raises the error of a stopped tier if the tiers were never reconciled: their records may be of two histories.
-
-        In a read-only open, a disk that ends before the bucket is left out, and the bucket alone is read. Such a disk
-        is empty, restored from an old copy, or was scanned a moment ago; the bucket has all of its records.
-        """
+        """The source of a reader. Raises the error of a stopped tier if the tiers were never reconciled."""
         if (error := self.tier.error) is not None and not self.allows(TierAction.READ_REMOTE):
             raise error
         manifest = self.manifest()
@@ -298,7 +269,7 @@ class Partition:
         return PartitionSource(self.name, log, self.remote, self.metadata, local_views=self.local_views)
 
     def copy_progress(self, info: SegmentInfo) -> Callable[[int], None]:
-        """The progress callback of one copy: adds up the bytes read and reports the sum to `on_copied`."""
+        """A callback that adds up the bytes read by one copy and reports the sum to `on_copied`."""
         done = 0
 
         def tell(read_bytes: int) -> None:
@@ -311,14 +282,9 @@ class Partition:
     def check_appendable(self) -> None:
         """Check that records may be appended.
 
-        Raises as `check_not_stopped`, DiskFailed from `check_room`, NotFound for a deleted topic, or Unavailable if
-        offsets could collide. The offsets of an append could collide with offsets in the bucket in two cases:
-
-        - The log holds no record (a fresh disk, or a log that starts over at the bucket's end) and is not reconciled.
-        - The log ends below the manifest with which it has not been reconciled.
-
-        A log with records knows its end, and its last records carry its own leader epoch. Records of an empty log would
-        get an epoch that records of another machine may have too. The two histories could then not be distinguished.
+        Raises as `check_not_stopped`, DiskFailed from `check_room`, NotFound for a deleted topic, or Unavailable if the
+        offsets could collide with the bucket's: the log is not reconciled and ends below the manifest, or holds no
+        record (a fresh disk). Records of an empty log would get an epoch that records of another machine may have too.
         """
         self.check_not_stopped()
         self.check_room()
@@ -341,9 +307,9 @@ class Partition:
         return None
 
     def note_append(self) -> None:
-        """Mark the log as unconfirmed on the disk before records are appended without the writer role.
+        """Mark the log as unconfirmed before an append without the writer role. Raises DiskFailed.
 
-        The role is checked again under the log's lock: the takeover removes the note after it. Raises DiskFailed.
+        The role is checked again under the log's lock: the takeover removes the note after it.
         """
         if self.is_tiered and not self.is_writer:
             self.log.notes.mark_unconfirmed(unless=lambda: self.is_writer)
@@ -356,11 +322,9 @@ class Partition:
         may_ask: bool = True,
         known: dict[str, Rows] | None = None,
     ) -> PartitionSnapshot:
-        """The facts of both tiers for the policies. The log start is the manifest's if there is one.
+        """The facts of both tiers for the policies. If `may_ask`, a page with expiring entries is read.
 
-        If `may_ask`, a manifest page with the oldest entries is read when some of them may expire. While the bucket is
-        unavailable they stay. `known` holds the pages that an earlier snapshot read, by key; pages read now are added
-        to it.
+        `known` holds the pages by key; pages read now are added to it.
         """
         known = {} if known is None else known
         asks_first_times = self.rules.cleanup_compact and self.rules.max_compaction_lag_ms is not None
@@ -373,10 +337,7 @@ class Partition:
         return self._with_oldest_rows(snapshot, manifest, known, may_ask=may_ask)
 
     def figures(self, now_ms: int) -> PartitionFigures:
-        """The facts of both tiers for `tiered.partition.partition_status`: nothing is read of the log.
-
-        In a read-only open, the stable offset of a snapshot would need a scan of the whole active segment.
-        """
+        """The facts of both tiers for `tiered.partition.partition_status`, without a read of the log."""
         return self._figures(now_ms, self.reconciled_manifest(), partial(self.log.segments, with_times=False))
 
     def _figures(
@@ -430,7 +391,6 @@ class Partition:
         return snapshot
 
     def _read_page(self, manifest: Manifest, page: PageEntry, known: dict[str, Rows]) -> bool:
-        """Read a page into `known`; False if the store does not return it."""
         assert self.metadata is not None, "a head comes with its chain"
         try:
             known[page.key] = self.metadata.index(manifest).page(page)
@@ -447,10 +407,7 @@ def coverage(manifest: Manifest) -> Coverage:
 
 
 def is_tier_disabled(topic: Topic, values: Mapping[str, str]) -> bool:
-    """Whether the topic's own settings disable its tier; `values` are the effective settings.
-
-    A changed default in the configuration makes the tier read-only, as before.
-    """
+    """Whether the topic's own settings disable its tier; a changed default only makes it read-only."""
     own = topic.properties.get(ENABLE)
     is_off = own is not None and not parse(ENABLE, own) and values[ENABLE] == "false"
     return topic.was_tiered and is_off and values[DELETE_ON_DISABLE] == "true"
@@ -470,15 +427,14 @@ def disable_tier_of(partition: Partition, where: Callable[[], LogDirectory], off
 
     Refused unless `remote.log.delete.on.disable=true`. Before step 2 no record is lost, and enabling the tier again
     undoes the request. All records that count afterwards are durable on the disk: the bucket holds closed segments
-    only, and a closed segment is durable. After step 2 nothing in the bucket is read any more. A tier that is enabled
-    again, even during step 4, waits for step 6. Then it copies everything from the log start under new names:
-    `policies.plan`. This writer keeps the writer role in the bucket for good, by its manifests. A disk that is lost
-    later must not give the offsets again that were in the bucket (I3).
+    only, and a closed segment is durable. After step 2 nothing in the bucket is read. A tier that is enabled again
+    waits for step 6, then copies everything from the log start under new names (`policies.plan`). This writer keeps the
+    writer role for good by its manifests: a disk lost later must not give the offsets again that were in the bucket
+    (I3).
 
-    False if the request no longer applies. The caller holds `tier_lock`.
-    The partition's `lock` is held before and after the commit, never during a wait for the store. During the commit
-    `Uploads.copying` holds `offset`, so no local segment that ends above it is dropped. `where` is called under the
-    lock, because the partition may move.
+    False if the request no longer applies. The caller holds `tier_lock`. `lock` is held before and after the commit,
+    never during a wait for the store. During the commit `Uploads.copying` holds `offset`, so no local segment that ends
+    above it is dropped. `where` is called under the lock, because the partition may move.
     """
     metadata, log = partition.metadata, partition.log
     with partition.lock:
@@ -487,13 +443,12 @@ def disable_tier_of(partition: Partition, where: Callable[[], LogDirectory], off
         if log.segments()[0].base_offset > offset or offset > log.next_offset:
             return False
         partition.uploads.mark_copying({offset})
-        # An upload whose commit is in doubt may be an entry. It is unlinked with the other entries, and its objects are
-        # deleted: a tier that is enabled again must not treat it as complete. If it is no entry, it is an orphan of
-        # this epoch.
+        # An upload whose commit is in doubt may be an entry, which is unlinked with the others: a tier that is enabled
+        # again must not treat it as complete. If it is no entry, it is an orphan of this epoch.
         partition.uploads.remove_doubtful()
     try:
         tier_disabled = disable_tier(log_start_offset=offset, now_ms=now_ms)
-        # Checked again when the commit runs: another commit may have waited long, and the request may have been undone.
+        # Checked again when the commit runs: the request may have been undone during the wait for another commit.
         manifest = metadata.commit(
             lambda manifest: tier_disabled(manifest) if partition.rules.gives_up_remote else manifest, now_ms
         )

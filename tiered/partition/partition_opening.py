@@ -1,7 +1,7 @@
 """Open the partitions of a registered topic: their settings, their logs, their place in the bucket.
 
-A partition is *tiered* when its topic is set so, or ever was. If the setting is false now, its records in the bucket
-are still read and expired, and it still has a writer. Only copying stops. Order of effects for one partition:
+A partition is *tiered* when its topic is set so, or ever was. If the setting is false now, only copying stops. Order of
+effects for one partition:
 
 1. The registry records `was_tiered`.
 2. The log is opened.
@@ -9,10 +9,9 @@ are still read and expired, and it still has a writer. Only copying stops. Order
 4. This process commits the takeover (`become_writer`).
 5. The log adopts the log start and the epoch of the manifest.
 
-After a crash at any step, the next open repeats all steps from the first.
-
-If the bucket of a tiered partition is unavailable, the partition is opened without the writer role. `LogManager.tick`
-tries again. Until then `Partition.check_appendable` refuses appends that could contradict the bucket.
+After a crash at any step, the next open repeats all steps. If the bucket is unavailable, the partition is opened
+without the writer role, and `LogManager.tick` tries again. Until then `Partition.check_appendable` refuses appends that
+could contradict the bucket.
 """
 
 from __future__ import annotations
@@ -96,11 +95,7 @@ class Opener:
         takes_over: bool = False,
         may_be_refused: bool = False,
     ) -> None:
-        """`known`: manifests that an earlier read-only open found, reused by the next one.
-
-        `takes_over`: an operator asked for the writer role of partitions that another writer fenced.
-        `may_be_refused`: see `LogManager.open`.
-        """
+        """`known`: manifests of an earlier read-only open. For the flags see `LogManager.open`."""
         self.config, self._known = config, known
         self._directories = directories
         self.store = store
@@ -148,27 +143,18 @@ class Opener:
     # -- settings ------------------------------------------------------------------------------------------------
 
     def begins_tiering(self, topic: Topic) -> bool:
-        """Whether this topic, never tiered so far, becomes tiered now.
-
-        Raises InvalidRequest for an unknown setting.
-        """
+        """Whether this topic, never tiered so far, becomes tiered now. Raises InvalidRequest."""
         return not topic.was_tiered and self.store is not None and wants_tier(self._values(topic))
 
     def check_settings(self, topic: Topic) -> None:
-        """Check the settings of a topic.
-
-        Raises InvalidRequest for settings that contradict each other, or that this manager cannot serve.
-        """
+        """Raise InvalidRequest for settings that contradict each other, or that this manager cannot serve."""
         values = self._values(topic)
         resolve_rules(values), log_settings(values), encoding_of(values, self._keys)
         if wants_tier(values) and self.store is None:
             raise InvalidRequest(f"cannot set up a tiered topic, {_NO_STORE}", topic=topic.name)
 
     def reconfigure(self, config: Config, topics: Iterable[Topic]) -> None:
-        """Use the settings of `config` from now on.
-
-        Raises InvalidRequest, with nothing changed, if the settings of a topic are invalid.
-        """
+        """Use the settings of `config`. Raises InvalidRequest, with nothing changed, for an invalid topic."""
         before, self.config = self.config, config
         try:
             for topic in topics:
@@ -178,9 +164,9 @@ class Opener:
             raise
 
     def altered(self, before: Topic, properties: Mapping[str, str]) -> tuple[Topic, bool]:
-        """The topic with these settings added to its own, and whether it becomes tiered. Changes nothing.
+        """The topic with these settings added (an empty value removes one), and whether it becomes tiered.
 
-        An empty value removes a setting. Raises InvalidRequest for invalid settings.
+        Changes nothing. Raises InvalidRequest for invalid settings, and for a tier disabled with records in the bucket.
         """
         merged = {**before.properties, **properties}
         after = replace(before, properties={key: value for key, value in merged.items() if value})
@@ -189,7 +175,6 @@ class Opener:
         return after, self.begins_tiering(after)
 
     def _check_not_switched_off(self, before: Topic, after: Topic) -> None:
-        """Refuse to disable the tier of a topic that has records in the bucket. Raises InvalidRequest."""
         values = self._values(after)
         if not before.was_tiered or wants_tier(values) or is_tier_disabled(after, values):
             return
@@ -202,18 +187,12 @@ class Opener:
             )
 
     def check_reachable(self, topic: Topic) -> None:
-        """Check that the bucket answers, before a topic that needs it is registered.
-
-        Raises the error of the store.
-        """
+        """Check that the bucket answers before a topic that needs it is registered. Raises the store's error."""
         if self.store is not None:
             MetadataLog(self.store, partition_prefix(topic.name, topic.topic_id, 0)).load()
 
     def apply_settings(self, held: Partition, topic: Topic) -> None:
-        """Apply the topic's settings to this partition. It does not take the writer role.
-
-        A changed cleanup policy first cancels a running cleaner pass.
-        """
+        """Apply the topic's settings, without the writer role. A changed policy first cancels a cleaner pass."""
         values = self._values(topic)
         rules, settings = _rules(topic, values), log_settings(values)
         is_other_policy = rules.cleanup_compact != held.rules.cleanup_compact
@@ -235,14 +214,12 @@ class Opener:
         self._choose(self._directories.facts())
 
     def place(self, names: Sequence[TopicPartition]) -> dict[TopicPartition, LogError]:
-        """Choose directories for the partitions of new topics (`LogDirectories.place`)."""
         return self._directories.place(names, self._choose)
 
     def open_log(self, name: TopicPartition, topic: Topic, now_ms: int, *, is_new: bool = False) -> Partition:
-        """The partition with its recovered local log; creates the log in a directory if none has it.
+        """The partition with its recovered local log, created in a directory if none has it.
 
-        `is_new`: the topic was created just now, so no offline directory can hold it. Raises InvalidRequest if the
-        topic id on the disk differs, and the errors of opening the log.
+        Raises InvalidRequest if the topic id on the disk differs. `is_new`: no offline directory can hold it.
         """
         values = self._values(topic)
         rules, settings = _rules(topic, values), log_settings(values)
@@ -276,11 +253,7 @@ class Opener:
     # -- the bucket ----------------------------------------------------------------------------------------------
 
     def is_waiting(self, held: Partition) -> bool:
-        """Whether a tiered partition still has something to do in the bucket.
-
-        True in three cases: this process is not its writer, a commit is in doubt, or the manifest is out of date. An
-        out-of-date manifest lacks current settings of the topic or views on the disk.
-        """
+        """Whether a tiered partition lacks the writer role or has a doubtful commit or an outdated manifest."""
         manifest = held.manifest()
         if not held.is_tiered or held.metadata is None or not held.is_writer or manifest is None:
             return held.is_tiered
@@ -290,10 +263,9 @@ class Opener:
     def acquire(self, held: Partition, now_ms: int) -> LogError | None:
         """Take the writer role of a tiered partition if not held, and commit the topic's settings.
 
-        Returns the error that prevents it; None on success. Every error except an unavailable bucket stops the
-        tier (`TierMachine.stop`). Raises AccessDenied and NotFound, which mean that the bucket as a whole refuses
-        access or does not exist. A read-only open does not raise them. Waits for the store and for a task under
-        `tier_lock` alone, so the topic may be deleted concurrently.
+        Returns the error that prevents it. Every error except an unavailable bucket stops the tier
+        (`TierMachine.stop`). Unless read-only, raises AccessDenied and NotFound for the bucket as a whole. Waits for
+        the store and for a task under `tier_lock` alone, so the topic may be deleted concurrently.
         """
         with held.tier_lock:
             if held.is_writer:
@@ -326,11 +298,7 @@ class Opener:
         return error
 
     def remember_fencing(self, held: Partition, error: LogError) -> None:
-        """Record on the disk that another writer took over, for a restart while the bucket is unavailable.
-
-        A disk that refuses the record causes only a log line: the state of the tier still protects the partition while
-        this process lives.
-        """
+        """Record on the disk that another writer took over, for a restart while the bucket is unavailable."""
         if self._directories.read_only or not held.is_tiered or not isinstance(error, Diverged | Fenced):
             return
         manifest = held.manifest()
@@ -342,10 +310,7 @@ class Opener:
             _log.warning("cannot record that a log is fenced: partition=%s cause=%s", held.name, failed)
 
     def _commit_settings(self, held: Partition, now_ms: int) -> LogError | None:
-        """Commit changed topic settings, which readers of the bucket take from the manifest.
-
-        Such readers are jobs and other machines. The partition stays owned whatever error is returned.
-        """
+        """Commit changed topic settings for readers of the bucket. The partition stays owned after any error."""
         if held.metadata is not None and self.is_waiting(held):
             try:
                 held.metadata.commit(set_properties(dict(held.topic.properties)), now_ms)
@@ -422,8 +387,7 @@ class Opener:
                 # An append that began before may have written the note again. From here on no append writes it.
                 held.log.notes.confirm_appends()
                 return
-        # The deletion of the topic may have ended without finding this manifest. No other process would mark it
-        # deleted.
+        # The deletion of the topic may have ended without finding this manifest.
         held.metadata.commit(delete_partition(now_ms=now_ms), now_ms)
 
     def _refuse_deleted(self, held: Partition, manifest: Manifest) -> None:
@@ -434,8 +398,8 @@ class Opener:
     def _look(self, held: Partition, known: Manifest | None) -> None:
         """Check in a read-only open that the tiers agree. Raises as `check_agreement`.
 
-        Another process may write between the reads of the two tiers. So before an error is raised, both tiers are read
-        and compared once more.
+        Another process may write between the reads of the two tiers, so an error is raised only after a second
+        comparison.
         """
         assert held.metadata is not None, "the store was asked"
         try:
@@ -446,7 +410,6 @@ class Opener:
 
     def _become_writer(self, held: Partition, metadata: MetadataLog, known: Manifest | None, now_ms: int) -> Manifest:
         def check_newest(latest: Manifest | None) -> None:
-            """Check the manifest that the takeover follows. `known` was read before and may be older."""
             verdict = check_agreement(held.log, latest, self._mark, takes_over=self._takes_over)
             is_other = latest is not None and (known is None or latest.commit_id != known.commit_id)
             if is_other and verdict.relation is Relation.BEHIND:
@@ -460,8 +423,7 @@ class Opener:
                 topic_id=held.topic.topic_id,
                 partition=held.name.partition,
                 properties=held.topic.properties,
-                # A broker's log has had many epochs. The next machine starts from the manifest's epoch alone and must
-                # not go back.
+                # A broker's log has had many epochs. The next machine continues from the manifest's epoch.
                 first_epoch=(held.log.epochs.latest or 0) + 1,
                 appends=True,
                 check_newest=check_newest,
@@ -476,16 +438,12 @@ class Opener:
 
 
 def _is_deletion_alone(manifest: Manifest, error: Fenced) -> bool:
-    """Whether the only later writer is a job that deletes objects.
-
-    Such a job gives no offset and has no log, so this log stays the last one that gives offsets.
-    """
+    """Whether the only later writer is a job that deletes objects: it has no log and gives no offset."""
     ours = error.facts.get("ours")
     return manifest.writer_id.startswith(DELETION) and isinstance(ours, int) and error.facts.get("epoch") == ours + 1
 
 
 def _announce_views(held: Partition, metadata: MetadataLog, now_ms: int) -> Manifest | None:
-    """Before the first copy, commit the names of the views on the disk. None if there are none."""
     names = unannounced(held)
     return metadata.commit(announce_views(names), now_ms) if names else None
 
@@ -510,10 +468,7 @@ def _is_deleted(held: Partition) -> bool:
 
 
 def check_room(directories: LogDirectories, partition: TopicPartition, least_bytes: int) -> None:
-    """Check the free room of the partition's log directory.
-
-    Raises DiskFailed (enospc) if it has less than `least_bytes` free.
-    """
+    """Raise DiskFailed (enospc) if the partition's log directory has less than `least_bytes` free."""
     directory = directories.of(partition)
     space = directory.storage.space(directory.root)
     if space is not None and space.free_bytes < least_bytes:
@@ -528,7 +483,6 @@ def check_room(directories: LogDirectories, partition: TopicPartition, least_byt
 
 
 def wants_tier(values: Mapping[str, str]) -> bool:
-    """Whether the effective settings enable the remote tier."""
     return values[ENABLE] == "true"
 
 

@@ -25,7 +25,6 @@ class PartitionStatus:
     | `at_risk_bytes` | segments with retained records of which the bucket lacks some |
     | `remote_bytes` | log data in the bucket; the billed bytes are in `tiered.status.status_report` |
     | `overdue_*` | pending deletes older than the grace period that are still in the bucket |
-    | `paused` | the uploads are paused; due segments wait for the resume |
 
     For a topic that is not tiered the remote figures are zero and `remote_next_offset` is None.
     """
@@ -57,7 +56,6 @@ class PartitionStatus:
 
 
 def partition_status(snapshot: PartitionFigures, problem: str | None = None) -> PartitionStatus:
-    """The figures of one snapshot."""
     is_copied = snapshot.is_tiered and not snapshot.rules.copy_disabled
     waiting = uncopied(snapshot) if is_copied else []
     only_here = [each for each in snapshot.segments if not snapshot.has_safe_copy(each)]

@@ -1,9 +1,7 @@
-"""The partitions of one manager: those that are open, those that could not be opened, and their problems.
+"""The open partitions of one manager, those that could not be opened, and their problems.
 
-Each takeover waits for the store several times. A read-only open asks for all partitions of all topics in parallel and
-limits its wait: once a request found the store unavailable and WAIT_MAX_S have passed since the start, each remaining
-partition gets Unavailable. A start on a full disk leaves a log closed, like a damaged one. But the log is sound and
-needs no repair: `open_late` tries it again before each maintenance run.
+In a read-only open all partitions are loaded in parallel. WAIT_MAX_S after the start, each remaining partition gets
+Unavailable once a request found the store unavailable.
 """
 
 from __future__ import annotations
@@ -53,11 +51,8 @@ Acquire = Callable[[Partition], LogError | None]
 class PartitionTable:
     """Opens, finds and acquires partitions, and records their problems. Thread safe.
 
-    | attribute | meaning |
-    |---|---|
-    | `directories`, `opener`, `registry` | the log directories; opens partitions; the list of topics |
-    | `lock`, `maintenance_lock` | guards the topics, never during a store request; lets a single maintenance run work |
-    | `problems` | the errors of partitions; replaced whole at every change, so an iteration sees one state |
+    `lock` guards the topics, never during a store request; `maintenance_lock` lets a single maintenance run work.
+    `problems` is replaced whole at every change, so an iteration sees one state.
     """
 
     def __init__(self, directories: LogDirectories, opener: Opener) -> None:
@@ -128,14 +123,13 @@ class PartitionTable:
         return opened
 
     def remove(self, topic: Topic) -> None:
-        """Remove the partitions of a deleted topic, with their problems."""
         for name in topic.partitions():
             self._partitions.pop(name, None)
             self._unopened.pop(name, None)
             self.forget(name)
 
     def acquire(self, partitions: Sequence[Partition], now_ms: int) -> list[LogError]:
-        """Acquire tiered partitions without the writer role, commit altered settings; notes and returns the errors."""
+        """Acquire tiered partitions without the writer role, commit altered settings; notes, returns errors."""
         waiting = [each for each in partitions if self.opener.is_waiting(each)]
         acquire = partial(self.opener.acquire, now_ms=now_ms)
         if self.directories.read_only:
@@ -157,7 +151,6 @@ class PartitionTable:
         return self.opener.open_log(name, self.registry.get(name.topic), now_ms)
 
     def _as_tiered(self, topic: Topic) -> Topic | None:
-        """The topic, registered as tiered if it becomes so now; None for one with invalid settings."""
         try:
             begins = not self.directories.read_only and self.opener.begins_tiering(topic)
         except InvalidRequest as error:
@@ -206,7 +199,6 @@ class PartitionTable:
         return list(self._partitions)
 
     def unopened(self) -> list[TopicPartition]:
-        """The partitions that could not be opened."""
         return list(self._unopened)
 
     def snapshots(
@@ -218,10 +210,9 @@ class PartitionTable:
         uncleanable: Collection[TopicPartition] = (),
         records_problems: bool = True,
     ) -> list[PartitionSnapshot]:
-        """The facts of both tiers of these partitions (`Partition.snapshot`).
+        """The facts of both tiers of these partitions, without unreadable ones (noted if `records_problems`).
 
-        Partitions that could not be read (an index that the disk does not return) are left out; with `records_problems`
-        they are in `problems`. No cleaner pass is due for `uncleanable` logs, nor while passes over a log are paused.
+        No cleaner pass is due for `uncleanable` logs, nor while passes over a log are paused.
         """
 
         def read(partition: Partition) -> PartitionSnapshot:
@@ -278,7 +269,7 @@ class PartitionTable:
     # -- problems ------------------------------------------------------------------------------------------------
 
     def note(self, name: TopicPartition, error: LogError) -> None:
-        """Record the problem of a partition. A conflict with the bucket stops it (`tiered.partition.tier_state`)."""
+        """Record the problem of a partition. A conflict with the bucket stops the partition's remote tier."""
         if isinstance(error, Conflict) and (partition := self._partitions.get(name)) is not None:
             partition.tier.stop(error)
             self.opener.remember_fencing(partition, error)
@@ -380,9 +371,6 @@ def load_logs(
 ) -> Loaded:
     """Open all logs of `jobs` (by directory): each a partition or its error, in the order of `jobs`.
 
-    Recovery reads and checks a whole log. Disks do not wait for each other, and the compiled kernels release the
-    interpreter lock while they check: several threads help even on one disk.
-
     `open_log` is called from many threads, `progress` from the calling thread. An exception other than LogError ends
     the call: jobs not yet started are cancelled, running jobs are waited for.
     """
@@ -410,7 +398,6 @@ def load_logs(
 def _results(
     jobs: Mapping[str, Sequence[TopicPartition]], open_log: Callable[[TopicPartition], Partition], threads: int
 ) -> Iterator[tuple[str, TopicPartition, Partition | LogError]]:
-    """The results in order of completion. Uses no thread pool for one directory and one thread."""
     if threads == 1 and len(jobs) == 1:
         for root, names in jobs.items():
             for name in names:

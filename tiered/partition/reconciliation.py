@@ -1,22 +1,16 @@
 """Compare the local log with the manifest by `policies.tier_relation`; refusals become errors.
 
-Every open, for writing or read-only, asks this module. docs/explanation/diverged-logs.md lists each relation and the
-actions it allows. The newest manifest is authoritative for the committed offsets. A local log that ends before the
-bucket starts over at the bucket's end (`reconcile`). The bucket must provably have had all of its records.
+Every open asks this module; docs/explanation/diverged-logs.md lists the relations. The newest manifest is authoritative
+for the committed offsets. A local log that ends before the bucket starts over at the bucket's end (`reconcile`), if the
+bucket provably had all of its records.
 
-Leader epochs distinguish two histories. They fail if both histories have one epoch. In that case a disk was restored
-from an old copy of itself. It then took records while the bucket was unavailable, at offsets where the bucket has other
-records. So `check_same_records` compares the batches at the last common offset by their CRC32C. The CRC32C covers
-everything but offset and leader epoch, and a copy has the same bytes.
+Leader epochs distinguish two histories, unless both have one epoch: a disk was restored from an old copy of itself, and
+took records while the bucket was unavailable. So `check_same_records` compares the batches at the last common offset by
+their CRC32C, which covers everything but offset and leader epoch.
 
-Batches cannot be compared in three cases:
-
-- The topic is compacted.
-- A cleaner pass under another policy reached them on the disk.
-- The bucket cannot return the batch (damage, a missing key).
-
-Then the note on the disk decides. It holds the offset of the first record that came while the bucket was unavailable.
-If the bucket ends above that offset, another log gave these offsets.
+Batches cannot be compared if the topic is compacted, if a cleaner pass under another policy reached them on the disk,
+or if the bucket cannot return the batch. Then the note on the disk decides: the offset of the first record that came
+while the bucket was unavailable. If the bucket ends above that offset, another log gave these offsets.
 """
 
 from __future__ import annotations
@@ -59,7 +53,6 @@ _ATTEMPTS = {
 
 
 def local_tier(log: Log) -> LocalTier:
-    """The facts of a local log."""
     return LocalTier(
         log_start_offset=log.log_start_offset,
         local_start_offset=log.local_log_start_offset,
@@ -90,10 +83,7 @@ def relation_of(log: Log, manifest: Manifest | None, mark: str | None = None) ->
 def check_agreement(
     log: Log, manifest: Manifest | None, mark: str | None = None, *, takes_over: bool = False
 ) -> TierVerdict:
-    """The verdict, if it allows the writer role. Raises RemoteLost or Diverged if it does not.
-
-    The error has the offsets of both sides and the next step. `takes_over`: an operator asked for the role.
-    """
+    """The verdict, if it allows the writer role. Raises RemoteLost or Diverged if it does not."""
     verdict = relation_of(log, manifest, mark)
     if not verdict.allows(Action.TAKE_OVER if takes_over else Action.TAKE_ROLE):
         raise refusal(log, manifest, verdict)
@@ -101,7 +91,6 @@ def check_agreement(
 
 
 def refusal(log: Log, manifest: Manifest | None, verdict: TierVerdict) -> Conflict:
-    """The error of a relation that allows no writer."""
     facts: dict[str, object] = {
         "partition": log.partition,
         "relation": verdict.relation.value,
@@ -121,7 +110,6 @@ def refusal(log: Log, manifest: Manifest | None, verdict: TierVerdict) -> Confli
 
 
 def fenced_before(log: Log, by: str) -> Diverged:
-    """The error of a log that was fenced before the restart, until the bucket has been asked."""
     return Diverged(
         "cannot open the partition, another writer took over before the restart, and the bucket "
         "was not read since; all records of this disk are retained",
@@ -154,10 +142,7 @@ def rescue_command(log: Log, verdict: TierVerdict) -> str:
 
 
 def _is_other_writer(log: Log, manifest: Manifest, mark: str | None) -> bool:
-    """Whether the last writer with its own log was another node.
-
-    A log with records of the manifest's epoch or a later one was itself the writer, whatever the names say.
-    """
+    """Whether another node was the last writer. A log with records of the manifest's epoch was the writer."""
     latest = log.epochs.latest
     if latest is not None and latest >= manifest.epoch:
         return False
@@ -171,11 +156,9 @@ def reconcile(
     now_ms: int,
     producers: Callable[[], ProducerState] = ProducerState,
 ) -> None:
-    """Make the local log agree with the newest manifest, which is this writer's own.
+    """Make the local log agree with this writer's newest manifest. Raises as `check_agreement`.
 
-    Raises as `check_agreement`.
-
-    `producers` returns the producer state at the bucket's end. It is called only if the log starts over there.
+    `producers` returns the producer state at the bucket's end; called only if the log starts over there.
     """
     end = log.next_offset  # of the state compared here: a concurrent append that passed its check may still come
     verdict = check_agreement(log, manifest)
@@ -210,19 +193,14 @@ def lineage(manifest: Manifest) -> LeaderEpochs:
 def check_same_records(
     held: Partition, bucket: PartitionSource, manifest: Manifest, *, is_unconfirmed: bool = False
 ) -> None:
-    """Check that both tiers hold the same batch at the last common offset.
+    """Check that both tiers hold the same batch at the last common offset. Raises Diverged or Unavailable.
 
-    Raises Diverged if they differ, and Unavailable. Called for two kinds of logs only:
-
-    - a log that held records and was behind `manifest` when it was opened
-    - a log that took records while the bucket was unavailable (`is_unconfirmed`)
-
-    Raises Diverged in two more cases, because the records may be the only copy:
+    Called for logs that held records and were behind `manifest` when opened, and for logs that took records while the
+    bucket was unavailable (`is_unconfirmed`). `bucket` is the partition without its log. Raises Diverged in two more
+    cases, because the records may be the only copy:
 
     - Batches cannot be compared, and records came while the bucket was unavailable at offsets that the bucket has.
     - The log is unconfirmed, the bucket expired that batch, and the bucket's log start rose without this disk.
-
-    `bucket` is the partition without its log, `manifest` its newest manifest.
     """
     log = held.log
     at = min(log.next_offset, manifest.entries_end_offset) - 1
@@ -247,7 +225,6 @@ def _unproven(log: Log, manifest: Manifest, from_offset: int) -> Conflict:
 
 
 def _compare_at(held: Partition, bucket: PartitionSource, manifest: Manifest, at: int) -> bool | None:
-    """Whether disk and bucket hold the same batch at an offset; None if they cannot be compared."""
     from local.format.batch_header import read_header
     from tiered.read.reader import TieredReader
 

@@ -1,9 +1,7 @@
 """Collect from a closed local segment the facts that the remote tier needs.
 
-The facts of a segment entry (record count, timestamps, offsets) come from the bytes during the upload, never from
-memory or an index. A segment is refused before any commit if its bytes do not decode, or contradict its place in the
-log or its indexes (KAFKA-15401 tiered such segments). An index that contradicts the bytes is never copied: it is
-rebuilt from the bytes that were sent, the transaction index from the log; if that fails, the segment is refused.
+The facts come from the bytes during the upload, never from memory or an index. A segment is refused before any commit
+if its bytes do not decode or contradict its place in the log (KAFKA-15401); wrong indexes are rebuilt if possible.
 """
 
 from __future__ import annotations
@@ -88,10 +86,9 @@ def count_records(segment: Segment) -> int:
 class SegmentInspector:
     """Check every batch of a segment during its upload.
 
-    Implements `remote.upload.segment_upload_stream.Inspector`. Each batch must be whole, match its CRC, decode, and
-    fit its place, its leader epoch and the `indexes` (offset, time). Raises Corrupt at the first bytes that fail a
-    check. Raises InvalidRequest at the first message of format 0 or 1: the remote tier holds batches of format 2 only.
-    Memory: the columns of some batches, the headers of all.
+    Each batch must be whole, match its CRC, decode, and fit its place, its leader epoch and the `indexes` (offset,
+    time). Raises Corrupt at the first bytes that fail, and InvalidRequest at a message of format 0 or 1. Memory: the
+    columns of some batches, the headers of all.
     """
 
     def __init__(
@@ -172,7 +169,6 @@ class SegmentInspector:
         return table.valid_bytes
 
     def _indexes_again(self) -> tuple[bytes, bytes] | None:
-        """Both indexes, rebuilt from the bytes, if an entry of the given ones does not match its batch; else None."""
         if self._indexes is None:
             return None
         places, base = joined_tables(self._tables), self._base_offset
@@ -207,10 +203,7 @@ class SegmentInspector:
             return error.attempt
 
     def _check_places(self, table: BatchTable) -> None:
-        """Check the format, order, offsets and leader epochs of these batches.
-
-        Raises InvalidRequest for an old format, Corrupt for any other fault.
-        """
+        """Check format, order, offsets, epochs. Raises InvalidRequest for an old format, Corrupt otherwise."""
         if table.has_legacy:
             at = int(table.positions[(table.magics != MAGIC).argmax()])
             raise InvalidRequest("messages of format 0 or 1 cannot be tiered", at=at)

@@ -1,15 +1,10 @@
-"""`TierState`: the relation of one partition to its remote tier, its transitions, and what each state allows.
+"""`TierState`: relation of a partition to its remote tier, its transitions, the allowed actions.
 
-`TierMachine` owns the state of a partition. Events change it by `TRANSITIONS`; an event that the table does not list
-for the present state is a defect, and fails an assertion.
-
-Three facts belong to the commit protocol (`remote.manifest.commit_protocol`), which may learn them in any thread: a
-commit is in doubt, another writer took over, the tier is disabled in the manifest. They are not stored a second time.
-`seen_by` derives IN_DOUBT, FENCED and DISABLED from WRITER when the state is read. The events of these transitions
-(`OBSERVED`) are therefore never sent to the machine.
-
-`PERMISSIONS` says what a state allows. `CHECKED` cells need one more fact, which `CONDITIONS` names.
-docs/explanation/partition-state.md shows all three tables.
+docs/explanation/partition-state.md shows the tables: `TRANSITIONS` (an event that it does not list for the present
+state is a defect), `PERMISSIONS`, and `CONDITIONS`, one more fact for `CHECKED` cells. The commit protocol
+(`remote.manifest.commit_protocol`) may learn in any thread that a commit is in doubt, another writer took over, or the
+tier is disabled in the manifest. `seen_by` derives IN_DOUBT, FENCED and DISABLED from WRITER when the state is read, so
+the events of these transitions (`OBSERVED`) are never sent to the machine.
 """
 
 from __future__ import annotations
@@ -41,7 +36,7 @@ class TierState(Enum):
 
 
 class TierEvent(Enum):
-    """What changes the state."""
+    """An event that changes the state."""
 
     TIERED = "the settings enable the tier"
     UNTIERED = "the settings no longer enable a tier that never existed"
@@ -59,7 +54,7 @@ class TierEvent(Enum):
 
 
 class TierAction(Enum):
-    """What the state of the tier may forbid."""
+    """An action that the state of the tier may forbid."""
 
     APPEND = "append"
     READ_REMOTE = "read remote"
@@ -190,7 +185,6 @@ class TierMachine:
         self._lock = threading.Lock()
 
     def set_tiered(self, is_tiered: bool) -> None:
-        """The settings were applied."""
         self._move(TierEvent.TIERED if is_tiered else TierEvent.UNTIERED)
         self.is_tiered = is_tiered
 
@@ -209,7 +203,6 @@ class TierMachine:
         self._move(event_of(error), error)
 
     def delete(self) -> None:
-        """The topic was deleted."""
         self._move(TierEvent.DELETED)
 
     def _move(self, event: TierEvent, error: LogError | None = None) -> None:
@@ -223,11 +216,7 @@ class TierMachine:
 
 
 class UploadState(Enum):
-    """The state of an upload.
-
-    A commit that failed without effect also leaves IN_DOUBT, because its outcome is unknown here. That is safe:
-    committing the same entry again changes nothing if the first commit succeeded.
-    """
+    """The state of an upload. After a failed commit IN_DOUBT: the same entry may be committed again."""
 
     UPLOADED = "uploaded"  # the objects are complete; no commit named them yet
     COMMITTING = "committing"  # a commit that names them was sent
@@ -262,10 +251,10 @@ class Upload:
 
 
 class Uploads:
-    """A ledger of what each segment's upload is, and of the segments that a copy uses.
+    """A ledger of the uploads without a known commit, and of the segments that a copy uses.
 
-    An upload is a copied segment that no known manifest names yet. The ledger is in the memory of this process: after a
-    restart, uploads without a commit are orphans. The holder of `tier_lock` changes it; any thread may read it.
+    It is in the memory of this process: after a restart, uploads without a commit are orphans. The holder of
+    `tier_lock` changes it; any thread may read it.
 
     | attribute | meaning |
     |---|---|
@@ -283,7 +272,6 @@ class Uploads:
         return len(self._of)
 
     def items(self) -> Mapping[Segment, Upload]:
-        """A copy of the ledger."""
         return dict(self._of)
 
     def find(self, segment: Segment, epoch: int) -> Upload | None:
@@ -313,9 +301,8 @@ class Uploads:
     def committing(self, used: Collection[Segment], epoch: int) -> Iterator[list[SegmentEntry]]:
         """Around the commit that names the uploads of the `used` segments.
 
-        Gives the entries of this epoch whose local segment no longer exists: the commit unlinks them. Uploads of an
-        earlier epoch are orphans, which GC finds by their names. If the commit returns, all of these leave the ledger.
-        Otherwise its outcome is unknown.
+        Gives the entries of this epoch whose local segment no longer exists: the commit unlinks them. If the commit
+        returns, these and the uploads of earlier epochs (orphans) leave the ledger. Otherwise its outcome is unknown.
         """
         retired = {segment: each for segment, each in self.items().items() if segment.is_retired}
         named = [segment for segment in used if segment in self._of]

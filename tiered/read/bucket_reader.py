@@ -1,8 +1,6 @@
-"""Read a bucket without a manager or a local directory.
+"""Read a bucket without a manager or a local directory. Nothing is written except pins.
 
-Nothing is written except pins. Topics of one name are never mixed: one was deleted and created again, or two
-directories share the bucket. The caller must choose one by its id. A `RemoteLog` caches each manifest at the first
-request for its partition; `refresh` looks for newer ones (one small GET each).
+Topics of one name (deleted and created again, or of two directories) are never mixed.
 """
 
 from __future__ import annotations
@@ -44,7 +42,8 @@ AT_ONCE = 8  # topics checked for deletion in parallel
 class RemoteLog(Readable):
     """Read-only view of a bucket. Thread safe; a context manager that closes the store.
 
-    `topic_ids` maps a name to the id of the topic to read, if the bucket holds several of one name.
+    `topic_ids` maps an ambiguous name to the id of the topic to read. Each manifest is cached at the first request for
+    its partition; `refresh` looks for newer ones (one small GET each).
     """
 
     def __init__(
@@ -76,11 +75,7 @@ class RemoteLog(Readable):
         self._deleted: set[str] = set()  # ids of topics
 
     def topics(self) -> list[str]:
-        """Names of the topics in the bucket, sorted, without deleted topics. Raises NotFound without a bucket.
-
-        Deletion is checked in the first manifest of each topic, in this project's layout only. A topic with a damaged
-        manifest is listed.
-        """
+        """Names of the topics in the bucket, sorted, without deleted ones. Raises NotFound without a bucket."""
         firsts: dict[tuple[str, str], RemotePartitionName] = {}
         for name in self._known():
             firsts.setdefault((name.topic, name.topic_id), name)
@@ -100,10 +95,7 @@ class RemoteLog(Readable):
         return found
 
     def each_of(self, topic: str) -> list[RemoteLog]:
-        """A `RemoteLog` for each living topic of that name, over the same store.
-
-        Returns this object alone if there is no choice. Close this object only. Raises as `topic_ids`.
-        """
+        """A `RemoteLog` for each living topic of that name; close this object only. Raises as `topic_ids`."""
         ids = self._living_ids(topic)
         if topic in self._chosen or len(ids) < 2:
             return [self]
@@ -111,11 +103,7 @@ class RemoteLog(Readable):
         return [RemoteLog(self.store, topic_ids=each, keys=self._keys, layout=self._layout) for each in choices]
 
     def partitions(self, topic: str) -> list[TopicPartition]:
-        """The partitions of a topic, sorted.
-
-        Raises NotFound, naming the topics that exist, and InvalidRequest, with ids, if several living topics have the
-        name.
-        """
+        """The partitions of a topic, sorted. Raises NotFound, and InvalidRequest for a name of several topics."""
         return sorted(name.topic_partition for name in self._named(topic, self._meant(topic)))
 
     def manifest(self, partition: TopicPartition) -> Manifest:
@@ -136,10 +124,7 @@ class RemoteLog(Readable):
                     source.metadata.load()
 
     def gaps(self, partition: TopicPartition) -> list[tuple[int, int]]:
-        """Offsets ``[start, end)`` that no segment holds, between two that do, of an external layout.
-
-        Empty in this project's layout, whose manifests record the removed offsets. Raises NotFound.
-        """
+        """Offsets ``[start, end)`` missing between two segments of an external layout. Raises NotFound."""
         self.manifest(partition)
         external = external_manifests(self._source(partition).metadata)
         return external.gaps if external is not None else []
@@ -153,8 +138,7 @@ class RemoteLog(Readable):
     def pin(self, partition: TopicPartition, *, now_ms: int, expires_ms: int, holder: str) -> Manifest:
         """Pin the partition's newest manifest until `expires_ms` or `close`; returns the manifest.
 
-        The objects that it and later manifests name stay. Use it for reads longer than the grace period. It writes one
-        small object. Raises as `remote.gc.pins.pin_newest`.
+        The objects that it and later manifests name stay. Raises as `remote.gc.pins.pin_newest`.
         """
         source = self._source(partition)
         if not self._layout.is_ours:
@@ -184,7 +168,6 @@ class RemoteLog(Readable):
         self.close()
 
     def _known(self) -> list[RemotePartitionName]:
-        """All partitions: one listing per topic in this project's layout."""
         with self._lock:
             if self._names is None:
                 layout = self._format()
@@ -229,7 +212,6 @@ class RemoteLog(Readable):
         return selected
 
     def _living_ids(self, topic: str) -> list[str]:
-        """The ids of the name without deleted topics, unless all were deleted. Raises as `topic_ids`."""
         ids = self.topic_ids(topic)
         if len(ids) < 2:
             return ids
@@ -244,10 +226,7 @@ class RemoteLog(Readable):
             return False
 
     def _is_deleted(self, first: RemotePartitionName) -> bool:
-        """Whether the newest manifest of this first partition marks its topic deleted.
-
-        A deletion is final, so only a positive answer is cached.
-        """
+        """Whether the newest manifest of this partition marks its topic deleted. Only a yes is cached."""
         if not self._layout.is_ours:
             return False
         if first.topic_id not in self._deleted:
@@ -272,10 +251,6 @@ class RemoteLog(Readable):
             return self._sources[partition]
 
     def _own_source(self, partition: TopicPartition, topic_id: str) -> PartitionSource:
-        """The source of a partition, found by its manifests.
-
-        Without a manifest the bucket is searched for the partition's name; `MetadataLog.missing` gives the reason.
-        """
         prefix = partition_prefix(partition.topic, topic_id, partition.partition)
         metadata = MetadataLog(self.store, prefix, copies=self._copies)
         manifest = metadata.load()
@@ -321,7 +296,6 @@ def open_remote(
     | `cache_bytes` | memory for fetched bytes |
     | `cache_dir` | keeps up to `cache_dir_bytes` of fetched bytes and of the index for later processes |
     | `layout` | ``tiered``, ``aiven``, ``local-tiered-storage``, ``pinterest``, ``logs``, or ``auto`` to detect it |
-    | | see `remote.external.external_layout` |
     | `prefixes` | for Aiven: the values of ``key.prefix`` |
     | `private_keys` | for Aiven: the files of the RSA keys by their ids |
 
@@ -348,11 +322,7 @@ def topic_ids(store: ObjectStore, topic: str) -> list[str]:
 
 
 def without_deleted(store: ObjectStore, names: Sequence[RemotePartitionName]) -> list[RemotePartitionName]:
-    """`names` without deleted topics that share their name with a living one.
-
-    If all topics of a name are deleted, all stay, so that the caller can report it. Only a name with several topics
-    costs requests: the newest manifest of each topic's first partition.
-    """
+    """`names` without deleted topics of a living name. Only a name with several topics costs requests."""
     firsts: dict[str, dict[str, RemotePartitionName]] = defaultdict(dict)
     for name in names:
         firsts[name.topic].setdefault(name.topic_id, name)

@@ -1,10 +1,7 @@
-"""Fetches with a deadline: a fetch returns the batches that arrived in time.
+"""Fetches with a deadline: a fetch returns the whole batches that arrived in time, maybe none.
 
-A read of the remote tier may take longer than a caller can wait. At its deadline a fetch returns the whole batches that
-arrived, maybe none, and the offset to fetch next. The read behind it continues, and the next fetch at that offset is
-answered from it. So short waits do not repeat requests. An error of the read is raised by the fetch that reaches it,
-after the batches before it were returned.
-Source: kafka ``remote.fetch.max.wait.ms``, ``fetch.max.bytes``. Kafka returns nothing where this returns a part.
+The read continues, and the next fetch at the returned offset is answered from it. An error of the read is raised by the
+fetch that reaches it. Source: kafka ``remote.fetch.max.wait.ms``, ``fetch.max.bytes``.
 """
 
 from __future__ import annotations
@@ -106,7 +103,6 @@ class _Read:
         self._error: BaseException | None = None
 
     def is_of(self, source: PartitionSource) -> bool:
-        """Whether the held batches are still retained and of this topic, not of another one of the same name."""
         mine = self._source
         if mine.log is not source.log or mine.metadata is not source.metadata:
             return False
@@ -119,12 +115,10 @@ class _Read:
 
     @property
     def is_over(self) -> bool:
-        """Whether the stream has ended and all its batches were taken."""
         with self._change:
             return self._is_done and not self._arrived and self._error is None
 
     def run(self) -> None:
-        """The thread's loop: read on while the held bytes are below the requested bytes."""
         try:
             with closing(self._stream) as stream:
                 for data in stream:
@@ -143,10 +137,6 @@ class _Read:
                 self._change.notify_all()
 
     def take(self, bytes_max: int, seconds: float) -> tuple[tuple[memoryview, ...], bool]:
-        """The batches held at the deadline, at most `bytes_max`, and whether more was asked for.
-
-        Raises the stream's error.
-        """
         with self._change:
             self._wanted = bytes_max
             self._change.notify_all()

@@ -1,8 +1,7 @@
 """Read one partition of an external layout through the interface of this project's own partitions.
 
-Missing indexes are built from the batches at the first request and cached. Aborted transactions come from the index of
-each segment if the layout has one. Otherwise all batches from the first segment on are read once, and only for readers
-of committed records (`Replay`).
+Missing indexes are built from the batches at the first request. Without a transaction index, readers of committed
+records read all batches from the first segment on once (`Replay`).
 """
 
 from __future__ import annotations
@@ -112,7 +111,6 @@ class ExternalPartition(RemotePartition):
         )
 
     def _sound_indexes(self, segment: SegmentEntry, parts: ExternalParts) -> tuple[bytes, bytes]:
-        """The bucket's indexes as far as they are valid for the bytes that are read, or rebuilt ones."""
         if parts.offset is None or parts.time is None:
             body = ExternalObject(self._store, segment.data_key, parts)
             made = built_indexes(body.read, segment.base_offset)
@@ -205,11 +203,10 @@ def list_entries(
     known: Known | None = None,
     findings: dict[str, Finding] | None = None,
 ) -> list[SegmentEntry]:
-    """The segment entries, ascending, without overlaps.
+    """The segment entries, ascending, without overlaps. Raises the layout's errors.
 
-    Copies that leader epochs rule out, and segments that are not whole, are left out. `known` caches the facts of
-    segments: objects never change under one name, size and time. `findings`, by object, receives the contradictions:
-    such a segment is left out, the others are read. Raises the layout's errors.
+    Copies that leader epochs rule out, and broken segments, are left out; `findings`, by object, receives
+    contradictions. `known` caches the facts of segments: objects never change under one name, size and time.
     """
     seen = Known() if known is None else known
     known_facts, findings = seen.facts, {} if findings is None else findings
@@ -256,7 +253,6 @@ def list_entries(
 def _segment_facts(
     store: ObjectStore, layout: ExternalFormat, segment: ExternalSegment, note: Callable[[Finding], None]
 ) -> SegmentFacts | None:
-    """As `read_segment_facts`; a damaged segment is a finding."""
     try:
         return read_segment_facts(store, layout, segment)
     except Corrupt as error:
@@ -267,7 +263,6 @@ def _segment_facts(
 def _with_checked_epochs(
     store: ObjectStore, layout: ExternalFormat, found: list[SegmentFacts], note: Callable[[Finding], None]
 ) -> tuple[list[SegmentFacts], tuple[tuple[int, int], ...]]:
-    """(the segments with all epochs, the checkpoint of the last leader); in doubt the batches decide."""
     known_epochs, is_doubtful = newest_checkpoint(store, layout, found, note)
     if known_epochs or is_doubtful or overlaps(found):
         # The offset of each epoch's first batch decides which copy counts.
@@ -296,7 +291,6 @@ def _copies(found: Sequence[SegmentFacts]) -> list[Copy]:
 
 
 def _entry(store: ObjectStore, layout: ExternalFormat, facts: SegmentFacts, next_offset: int) -> SegmentEntry:
-    """The segment entry, cut where another leader's records begin."""
     entry = entry_of_facts(facts, layout, next_offset=facts.next_offset, size_bytes=facts.size_bytes)
     if next_offset >= facts.next_offset:
         return entry
@@ -316,5 +310,4 @@ def _with_transactions_of_all_or_none(entries: list[SegmentEntry]) -> list[Segme
 
 
 def _entries_below(offsets: bytes, segment: SegmentEntry) -> int:
-    """Length of the valid leading bytes of an offset index that point into the bytes that are read."""
     return offset_index.sound_entries(offsets, segment.size_bytes) * offset_index.ENTRY_BYTES

@@ -1,13 +1,11 @@
-"""Facts of an external segment from its bytes: its end, times, missing indexes, and its leader epochs where in doubt.
+"""Facts of an external segment from its bytes: its end, times, missing indexes, leader epochs.
 
-The end of a segment with an offset index costs two small reads: the last index entry, and the log from there on.
-Without an index the whole log is read once, which also yields both indexes. CRCs are checked when records are read.
-
-Leader epochs decide which of several copies is read. They come from other software's manifests and epoch checkpoints;
-the batches are authoritative. They are read if the epochs would hide offsets that a segment holds, if different
-segments hold the same offsets, or if a checkpoint contradicts its segment: first the header of each segment's first
-batch, then the headers of all batches of a segment whose first one differs, which has several epochs, which overlaps
-another, or which has offsets that would be hidden. A contradiction is a finding. An unreadable segment is left out.
+The end of a segment costs two small reads (the last index entry, and the log from there on), or without an index one
+read of the whole log, which also yields both indexes. Leader epochs decide which of several copies is read; the batches
+are authoritative over other software's manifests and checkpoints. They are read if the epochs would hide offsets that a
+segment holds, if different segments hold the same offsets, or if a checkpoint contradicts its segment: first each
+segment's first header, then all headers of a segment whose first one differs, that has several epochs, overlaps
+another, or has offsets that would be hidden. A contradiction is a finding. An unreadable segment is left out.
 """
 
 from __future__ import annotations
@@ -43,8 +41,7 @@ Note = Callable[[Finding], None]
 class SegmentFacts:
     """A segment with all facts known. `size_bytes` is below the object's size if its end was torn.
 
-    Without `has_all_epochs`, `epochs` are those of the first batch alone. `is_first_epoch_read`: the epoch of the first
-    batch was read. `is_verified`: the epochs of all batches were read.
+    Without `has_all_epochs`, `epochs` are those of the first batch. `is_verified`: all batches were read for them.
     """
 
     segment: ExternalSegment
@@ -58,10 +55,7 @@ class SegmentFacts:
 
 
 def read_segment_facts(store: ObjectStore, layout: ExternalFormat, segment: ExternalSegment) -> SegmentFacts | None:
-    """Read the facts that the layout left open from the bytes; None for a torn log without a whole batch.
-
-    Raises Corrupt if the log does not start with a batch, or its side files contradict it.
-    """
+    """The facts that the layout left open, from the bytes; None without a whole batch. Raises Corrupt."""
     if segment.next_offset is not None and segment.epochs is not None:
         return SegmentFacts(
             segment=segment,
@@ -90,10 +84,7 @@ def read_segment_facts(store: ObjectStore, layout: ExternalFormat, segment: Exte
 
 
 def with_all_epochs(store: ObjectStore, layout: ExternalFormat, facts: SegmentFacts) -> SegmentFacts:
-    """The segment with the epochs of all its batches.
-
-    Without a copied checkpoint, all batch headers are read.
-    """
+    """The segment with the epochs of all its batches, read from their headers if no checkpoint was copied."""
     if facts.has_all_epochs:
         return facts
     if facts.segment.index_bytes.get("epochs"):
@@ -131,8 +122,7 @@ def position_of(read: Read, offsets: bytes, base_offset: int, offset: int) -> in
 def entry_of_facts(facts: SegmentFacts, layout: ExternalFormat, *, next_offset: int, size_bytes: int) -> SegmentEntry:
     """The segment entry of a segment that is read up to `next_offset`, its first `size_bytes` bytes.
 
-    `indexes` has the size of each existing index. A transaction index that starts at -1 must be rebuilt from the
-    batches. The record count is unknown: 0.
+    A transaction index that starts at -1 must be rebuilt. The record count is unknown: 0.
     """
     segment = facts.segment
     indexes = {section: IndexRange(start=0, length=size) for section, size in segment.index_bytes.items()}
@@ -178,7 +168,6 @@ def reader_of(store: ObjectStore, layout: ExternalFormat, segment: ExternalSegme
 
 
 def _end(store: ObjectStore, segment: ExternalSegment, read: Read) -> tuple[int, int, int | None] | None:
-    """(next offset, bytes of whole batches, largest timestamp), from the last index entry or the start."""
     entry = _last(store, segment, "offset", offset_index.ENTRY_BYTES)
     latest = _last(store, segment, "time", time_index.ENTRY_BYTES)
     if entry is not None and latest is not None:
@@ -214,7 +203,6 @@ def _scanned(read: Read, start: int) -> tuple[int, int, int | None] | None:
 
 
 def _epochs_of_checkpoint(store: ObjectStore, segment: ExternalSegment, end: int) -> tuple[tuple[int, int], ...] | None:
-    """The epochs from the checkpoint of the segment; None without one, or if it is damaged."""
     if (key := segment.index_keys.get("epochs")) is not None:
         with suppress(Corrupt):  # then the first batch decides; the checkpoint is a finding
             return epochs_between(store.get(key), key, segment.base_offset, end)
@@ -276,7 +264,6 @@ def newest_checkpoint(
 
 
 def hidden(copies: Sequence[Copy], selected: Sequence[ReadRangeOfCopy]) -> list[tuple[int, int]]:
-    """The offsets that a copy holds and that are not read."""
     bases = {copy.number: copy.base_offset for copy in copies}
     read = sorted((bases[each.number], each.next_offset) for each in selected)
     found: list[tuple[int, int]] = []
@@ -304,10 +291,7 @@ def verified(
     unread: Sequence[tuple[int, int]],
     note: Note,
 ) -> list[SegmentFacts]:
-    """The segments with the epochs of their batches; see the module text.
-
-    `unread` are the offsets that would be hidden. Unreadable segments are left out.
-    """
+    """The segments with the epochs of their batches; `unread` are the offsets that would be hidden."""
     bases = sorted({each.segment.base_offset for each in found})
 
     def is_doubtful(facts: SegmentFacts) -> bool:
@@ -352,7 +336,7 @@ def _verified(
 
 
 def _epochs_of_batches(read: Read, facts: SegmentFacts) -> tuple[tuple[tuple[int, int], ...], int]:
-    """(the epochs of all batches, the first of them from the segment's base; the offset after the last batch)."""
+    """(epochs of all batches, the first from the segment's base; the offset after the last batch)."""
     epochs, end = LeaderEpochs(), facts.segment.base_offset
     for _, _, table in slices_of(read):
         epochs, end = epochs.with_batches(table), int(table.last_offsets[-1]) + 1
@@ -361,10 +345,7 @@ def _epochs_of_batches(read: Read, facts: SegmentFacts) -> tuple[tuple[tuple[int
 
 
 def _agrees(checkpoint: LeaderEpochs, facts: SegmentFacts) -> bool:
-    """Whether a checkpoint has the segment's epochs.
-
-    A checkpoint that starts inside it was cut by DeleteRecords.
-    """
+    """Whether a checkpoint has the segment's epochs. DeleteRecords may have cut it inside the segment."""
     base, end = _range(facts)
     if checkpoint.entries[0][1] > base:
         return True
@@ -382,7 +363,6 @@ def _range(facts: SegmentFacts) -> tuple[int, int]:
 
 
 def _without(start: int, end: int, read: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """``[start, end)`` without the ranges of `read`, which ascend and do not overlap."""
     remaining = []
     for base, following in read:
         if following <= start or base >= end:

@@ -9,8 +9,7 @@
 | `LATEST_TIERED` | -5 | the highest offset that was ever in the bucket (the epoch of an expired one is unknown) |
 | `EARLIEST_PENDING_UPLOAD` | -6 | the first offset that waits for its upload; none for a topic that is not tiered |
 
-Any other number is a timestamp in ms: the first record at or after it. Source: kafka `OffsetSpec`,
-`ListOffsetsRequest`, `UnifiedLog.fetchOffsetByTimestamp`; KIP-405, KIP-1005.
+Any other number is a timestamp in ms: the first record at or after it. Source: kafka `OffsetSpec`, KIP-405, KIP-1005.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ from tiered.read.partition_source import PartitionSource
 if TYPE_CHECKING:
     from tiered.read.reader import TieredReader
 
-# ListOffsetsRequest.LATEST_TIERED_TIMESTAMP and EARLIEST_PENDING_UPLOAD_TIMESTAMP (KIP-1023). A log without a remote
-# tier does not know these names.
+# KIP-1023; a log without a remote tier does not know these names.
 LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -5, -6
 
 
@@ -40,11 +38,7 @@ def find_offset(
     spec: OffsetSpec | int,
     isolation: Isolation = Isolation.READ_UNCOMMITTED,
 ) -> FoundOffset | None:
-    """The offset that `spec` means; None if there is none (no late enough record, no such tier).
-
-    Raises InvalidRequest for a negative number that is no spec, and Unavailable if the bucket is needed and
-    unavailable.
-    """
+    """The offset that `spec` means; None if there is none. Raises InvalidRequest, Unavailable."""
     if spec == LATEST_TIERED:
         return _latest_tiered(source)
     if spec == EARLIEST_PENDING_UPLOAD:
@@ -72,11 +66,7 @@ def find_offset(
 
 
 def _latest_tiered(source: PartitionSource) -> FoundOffset | None:
-    """The highest offset ever in the bucket.
-
-    Expiry and deletion do not lower it; readers wait for it to rise.
-    Source: `UnifiedLog`'s ``highestOffsetInRemoteStorage``, KIP-1005.
-    """
+    """The highest offset ever in the bucket. Source: `UnifiedLog`'s ``highestOffsetInRemoteStorage``."""
     manifest = source.manifest()
     if manifest is None or manifest.max_end_offset == 0:
         return None
@@ -103,12 +93,7 @@ def _at_or_after(partition: TopicPartition, reader: TieredReader, timestamp_ms: 
 
 
 def _newest(source: PartitionSource, reader: TieredReader) -> FoundOffset | None:
-    """The first record with the largest timestamp.
-
-    Records are read only for an entry that the log start cuts. The timestamp of an entry may be of a record that
-    cleaning has removed since. The disk answers for its own records. If no record is as late as that, the next largest
-    timestamp is tried.
-    """
+    """The first record with the largest timestamp; the next largest if cleaning removed an entry's record."""
     start, log = source.start_offset(), source.log
     local_start = log.local_log_start_offset if log is not None else None
     entries = [entry for entry in source.ask(_parts) or [] if local_start is None or entry.base_offset < local_start]
@@ -141,7 +126,6 @@ def _largest(
 
 
 def _epoch_at(source: PartitionSource, offset: int) -> int | None:
-    """The leader epoch of `offset`, from the disk's epoch cache or else from the bucket's entries."""
     log = source.log
     found = log.epochs.epoch_at(offset) if log is not None else None
     if found is not None:

@@ -1,14 +1,10 @@
-"""The places of one partition's records: its log, its objects, its manifest; and the base of everything readable.
+"""The places of one partition's records: its log, its objects, its manifest.
 
-Transactions over both tiers: a segment is copied once it is below the last stable offset, so every transaction with
-records in it is decided. The deciding marker may be in a later segment, on either tier. So the aborted transactions of
-a range are searched in its entry, in the following entries, and then in the local log. The search ends when an index
-entry shows that all of the range was decided. A segment entry records that it has no aborted transactions: nothing is
-fetched for it.
-
-In the bucket alone, the last stable offset is the start of the earliest transaction that was open at the end of the
-last entry. The producer snapshot of that entry has it. Its marker was not copied yet. Source: kafka
-`RemoteLogManager.collectAbortedTransactions`, KIP-405.
+A segment is copied once it is below the last stable offset, so every transaction in it is decided, but the marker may
+be in a later segment, on either tier. So the aborted transactions of a range are searched in its entry, in the
+following entries, and then in the local log, until an index entry shows that all of the range was decided. In the
+bucket alone, the last stable offset is the start of the earliest transaction that was open at the end of the last
+entry, by the entry's producer snapshot. Source: kafka `RemoteLogManager.collectAbortedTransactions`, KIP-405.
 """
 
 from __future__ import annotations
@@ -45,7 +41,6 @@ class PartitionSource:
     """The tiers of one partition; either may be missing.
 
     `is_disk_alone`: read the local log alone from its first segment on, although the log starts in the bucket.
-    `local_views`: the compacted views on the disk.
     """
 
     partition: TopicPartition
@@ -60,15 +55,11 @@ class PartitionSource:
         return self.metadata.cached if self.metadata is not None else None
 
     def manifest(self) -> Manifest | None:
-        """As `known_manifest`, but requests it if none was ever seen. None: nothing is tiered. Raises Unavailable."""
+        """As `known_manifest`, but requests a first one. None: nothing is tiered. Raises Unavailable."""
         return self.known_manifest() or (self.metadata.load() if self.metadata is not None else None)
 
     def manifest_below(self, local_start: int | None) -> Manifest | None:
-        """As `manifest`, but one that contains every segment dropped from the disk below `local_start`.
-
-        A segment is committed before the disk drops it (I2). Another process may have done both. Then the manifest seen
-        so far ends too early, and it is read once more.
-        """
+        """As `manifest`, but loaded again if it lacks segments dropped below `local_start` (I2)."""
         manifest = self.manifest()
         if manifest is None or self.metadata is None or local_start is None or manifest.next_offset >= local_start:
             return manifest
@@ -80,15 +71,12 @@ class PartitionSource:
         return self.ask_of(manifest, question) if manifest is not None else None
 
     def ask_of(self, manifest: Manifest, question: Callable[[MetadataIndex], T]) -> T:
-        """The answer of `question` from `manifest`, or from the newest manifest if `manifest` is too old for it."""
+        """The answer of `question` from `manifest`, or from the newest one if `manifest` is too old for it."""
         assert self.metadata is not None, "a head comes with its chain"
         return self.metadata.ask(manifest, question)
 
     def start_offset(self) -> int:
-        """The first retained offset over both tiers: the manifest's if there is one. Raises Unavailable.
-
-        Before any manifest was seen, a disk that holds the whole log answers alone: no request is sent.
-        """
+        """The first retained offset over both tiers. Raises Unavailable if the disk alone does not know it."""
         manifest = self.known_manifest() if self.has_whole_log() else self.manifest()
         if manifest is not None:
             return manifest.log_start_offset
@@ -120,8 +108,7 @@ class PartitionSource:
     def entry_at(self, offset: int) -> tuple[SegmentEntry | None, int]:
         """The segment entry to read for `offset` and the offset in it; (None, next offset) across a gap.
 
-        Raises OffsetOutOfRange, Unavailable, and the error of `unknown` if no manifest knows of records dropped from
-        the disk.
+        Raises OffsetOutOfRange, Unavailable, and the error of `unknown`.
         """
         # The disk first, then the manifest: a dropped segment was committed before.
         local_start = self.log.local_log_start_offset if self.log is not None else None
@@ -187,10 +174,7 @@ class PartitionSource:
     def entry_with_aborted(
         self, offset: int, upper_offset: int
     ) -> tuple[SegmentEntry | None, int, list[AbortedTransaction]]:
-        """As `entry_at`, with the entry's aborted transactions below `upper_offset`.
-
-        Entry and transactions come from one manifest: a later manifest may name a cleaned replacement without both.
-        """
+        """As `entry_at`, with the entry's aborted transactions below `upper_offset`, of the same manifest."""
 
         def look(start: int | None, index: MetadataIndex) -> tuple[SegmentEntry | None, int, list[AbortedTransaction]]:
             entry, at = self.entry_in(index, offset, start)
@@ -211,11 +195,7 @@ class PartitionSource:
         return ProducerState(decode_snapshot(snapshot, path=last.indexes_key) if snapshot else ())
 
     def _settled(self, look: Callable[[int | None, MetadataIndex], T]) -> T | None:
-        """The result of `look` on both tiers at one moment; None without a manifest.
-
-        Repeated with the newest manifest if an entry's objects are deleted, or if the disk dropped a segment during the
-        call.
-        """
+        """The result of `look` on both tiers at one moment, repeated after a drop or a deletion in between."""
         log = self.log
         while True:
             local_start = log.local_log_start_offset if log is not None else None
@@ -229,7 +209,6 @@ class PartitionSource:
     def _aborted(
         self, index: MetadataIndex, local_start: int | None, from_offset: int, upper_offset: int
     ) -> list[AbortedTransaction]:
-        """The aborted transactions in the entries from `from_offset` to the local log, and then in the local log."""
         found: list[AbortedTransaction] = []
         is_complete = False
         for entry in _entries_with_aborted(index, from_offset, local_start):
@@ -258,7 +237,6 @@ def _entries_with_aborted(index: MetadataIndex, start: int, end: int | None) -> 
 
 
 def out_of_range(partition: TopicPartition, offset: int, first: int, next_offset: int) -> OffsetOutOfRange:
-    """The error of a read outside the log."""
     return OffsetOutOfRange(
         "cannot read, the offset is out of range",
         partition=partition,
@@ -269,7 +247,7 @@ def out_of_range(partition: TopicPartition, offset: int, first: int, next_offset
 
 
 class Readable(ABC):
-    """Base class that makes readers from the partition sources of its subclass. Reader modules load on first use."""
+    """Makes readers from the partition sources of its subclass. Reader modules load on first use."""
 
     @abstractmethod
     def _source(self, name: TopicPartition) -> PartitionSource: ...
@@ -283,8 +261,7 @@ class Readable(ABC):
     ) -> TieredReader:
         """A reader of the full log, or with `read_compacted` of that compacted view and the log behind it.
 
-        Under READ_COMMITTED on the bucket alone, a stream ends before the first transaction whose end is not in the
-        bucket.
+        Under READ_COMMITTED a stream of a bucket ends before the first transaction whose end is not in the bucket.
         """
         if read_compacted:
             from tiered.read.view_reader import CompactedReader
@@ -300,10 +277,7 @@ class Readable(ABC):
         *,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> dict[TopicPartition, FoundOffset | None]:
-        """The offset of each spec (a name, or a timestamp in ms) over both tiers; None if there is none.
-
-        `tiered.read.offset_listing` has the names. Raises as reading a partition does.
-        """
+        """The offset of each spec (`tiered.read.offset_listing`) over both tiers; None if there is none."""
         from tiered.read.offset_listing import find_offset
 
         reader = self.reader()

@@ -1,15 +1,10 @@
 """One stream over both tiers: whole batches, columns or records from any retained offset.
 
-A reader advances by a batch's last offset + 1 and by a segment entry's next offset, never by the records it saw. So it
-crosses the gaps of compaction without a stall. If an offset is on both tiers, the local tier answers without a request.
-If the local tier drops a segment during a read, or the remote tier expires one, the reader loads the newest manifest
-once. It then continues or reports the remaining offsets.
-
-The reader skips offsets below the local tier only if a manifest shows that they hold no record. If no manifest was ever
-seen (the bucket was unavailable), the reader requests it first, which may raise Unavailable. Offsets on the disk need
-no request.
-
-A stream ends at the log end offset as of its start.
+A reader advances by a batch's last offset + 1 and by a segment entry's next offset, so it crosses the gaps of
+compaction. It skips offsets below the local tier only if a manifest shows that they hold no record. If an offset is on
+both tiers, the local tier answers without a request. If one tier drops or expires a segment during a read, the reader
+loads the newest manifest once, and continues or reports the remaining offsets. A stream ends at the log end offset as
+of its start.
 """
 
 from __future__ import annotations
@@ -59,11 +54,10 @@ class TieredReader:
         self._isolation = isolation
 
     def source(self, partition: TopicPartition) -> PartitionSource:
-        """The source of the partition at this moment."""
         return self._source_of(partition)
 
     def offsets(self, partition: TopicPartition) -> tuple[int, int]:
-        """The retained offsets ``[start, next)`` over both tiers. Raises Unavailable, see the module text."""
+        """The retained offsets ``[start, next)`` over both tiers. Raises Unavailable."""
         source = self._source_of(partition)
         return source.start_offset(), self._end_of(source)
 
@@ -117,17 +111,13 @@ class TieredReader:
         """The aborted transactions with records in ``[start, end)``, by their marker's offset.
 
         `end` is at most that of `offsets`. `local.records.isolation.aborted_batches` derives the batches to leave out.
-        Raises as `batches`.
         """
         source = self._source_of(partition)
         _check_start(source, start)
         return source.aborted_transactions(start, end)
 
     def offset_for_timestamp(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
-        """Offset of the first retained record at or after `timestamp_ms`; None if there is none.
-
-        A segment on both tiers is searched locally, without a request.
-        """
+        """Offset of the first retained record at or after `timestamp_ms`; None if there is none."""
         source = self._source_of(partition)
         log = source.log
         if log is None:
@@ -153,7 +143,6 @@ class TieredReader:
         return source.stable_end() if self._isolation is Isolation.READ_COMMITTED else source.next_offset()
 
     def _search_remote(self, source: PartitionSource, local_start: int | None, timestamp_ms: int) -> int | None:
-        """The offset among the entries that begin below `local_start`."""
         manifest = source.manifest_below(local_start)
         log = source.log
         if manifest is None and log is not None and log.log_start_offset < log.local_log_start_offset:
@@ -206,7 +195,6 @@ class _Stream:
         self._sequential: SequentialReader | None = None
 
     def runs(self, entry: SegmentEntry, offset: int, position: int | None = None) -> Iterator[tuple[memoryview, int]]:
-        """As `segment_runs`; without `position` from the batch that holds `offset`."""
         remote = self.source.remote
         assert remote is not None, "a manifest comes with its objects"
         position = remote.position_of_offset(entry, offset) if position is None else position
@@ -218,7 +206,6 @@ class _Stream:
         )
 
     def _following(self, entry: SegmentEntry) -> SegmentEntry | None:
-        """The segment read from the bucket after `entry`; None if the stream ends or the disk continues."""
         log = self.source.log
         stop = self._stop if log is None else min(self._stop, log.local_log_start_offset)
         found = self.source.ask(lambda index: index.find_by_offset(entry.next_offset))
@@ -254,7 +241,6 @@ def _committed_columns(stream: _Stream, start: int, stop: int) -> Iterator[Colum
 
 
 def _committed_entry(stream: _Stream, offset: int, stop: int) -> Iterator[tuple[Columns | None, int]]:
-    """The committed records of one segment entry from `offset` on, with the next offset after each step."""
     entry, at, aborted = stream.source.entry_with_aborted(offset, stop)
     if entry is None:
         yield None, at
@@ -266,7 +252,6 @@ def _committed_entry(stream: _Stream, offset: int, stop: int) -> Iterator[tuple[
 
 
 def _read_on(stream: _Stream, offset: int, isolation: Isolation) -> Iterator[tuple[memoryview, int]]:
-    """(batches, next offset) from `offset`: one local read, or one segment entry to its end."""
     source, log = stream.source, stream.source.log
     if log is not None and offset >= log.local_log_start_offset:
         data = _read_local(source, log, offset, isolation)
@@ -290,8 +275,6 @@ def _read_entry(
     |---|---|
     | still names the entry | read again, at most MISSING_TRIES times: a 404 may come from one node of the store |
     | names a replacement | continue in it, once (`is_replacement`), up to the end of the old entry |
-
-    A replacement holds the same offsets, without the records that newer ones superseded.
     """
     reached = offset
     try:
@@ -319,10 +302,7 @@ def _read_entry(
 
 
 def _read_local(source: PartitionSource, log: Log, offset: int, isolation: Isolation) -> memoryview | None:
-    """One local read; None if the segment was dropped since the check.
-
-    A dropped segment is in the newest manifest (I2).
-    """
+    """One local read; None if the segment was dropped since the check: it is in the newest manifest (I2)."""
     try:
         return log.read(offset, FETCH_BYTES, isolation=isolation)
     except OffsetOutOfRange:
@@ -353,8 +333,7 @@ def _offset_after(data: memoryview, offset: int) -> int:
 def _why_missing(source: PartitionSource, entry: SegmentEntry, offset: int) -> LogError:
     """The error after a 404: the newest manifest distinguishes expiry, replacement and a lost object.
 
-    Expiry is an offset out of range, a lost object is damage. The manifest must be the newest for certain: GC of an
-    older one may have deleted its successors too.
+    The manifest must be the newest for certain: GC of an older one may have deleted its successors too.
     """
     manifest = source.metadata.load(exact=True) if source.metadata is not None else None
     if manifest is not None and offset < manifest.log_start_offset:
@@ -381,14 +360,12 @@ def segment_runs(
     step_bytes: Callable[[], int] = lambda: RUN_BYTES,
     verify: bool = False,
 ) -> Iterator[tuple[memoryview, int]]:
-    """Yield (whole batches, next offset) from byte `position` to the segment's end, without batches below `offset`.
+    """Yield (whole batches, next offset) from byte `position` to the segment's end, none below `offset`.
 
-    The one loop over the batches of a remote segment, in bounded memory: for readers of the log, of compacted views and
-    of Spark's replaced segments. An offset index is a hint: if the bytes at its position are not the batch that it
-    promised, the segment is read from its start, and the index is logged.
-
-    `verify` checks the CRC of each batch: for a store without checksums of its own. Raises Corrupt, naming the object,
-    for damaged bytes, NotFound if the objects are deleted, Unavailable.
+    Bounded memory. An offset index is a hint: if the bytes at its position are not the batch that it promised, the
+    segment is read from its start, and the index is logged. `verify` checks the CRC of each batch: for a store without
+    checksums of its own. Raises Corrupt, naming the object, for damaged bytes, NotFound if the objects are deleted,
+    Unavailable.
     """
     batch_bytes = 0  # size of a batch that did not fit into one step
     start = position
@@ -415,11 +392,7 @@ def segment_runs(
 
 
 def index_is_wrong(entry: SegmentEntry, data: memoryview, offset: int, position: int) -> bool:
-    """Whether the offset index of a remote segment is wrong, which is logged.
-
-    The index gave `position` for `offset`, and the bytes there (`data`) are no batch, or one that begins after the
-    offset. An index bundle has a checksum: such an index was wrong when it was copied.
-    """
+    """Whether the remote offset index is wrong (then logged): no batch at `position`, or a later one."""
     header = None
     with suppress(Corrupt):
         header = read_header(data)
@@ -454,7 +427,7 @@ def within(columns: Columns, start: int, end: int | None) -> Columns:
 
 
 def first_at_or_after(steps: Iterable[Columns], timestamp_ms: int, start: int = 0) -> int | None:
-    """Offset of the first record at or above `start` with a time at or after `timestamp_ms`; None without one."""
+    """Offset of the first record from `start` on, at or after `timestamp_ms`; None without one."""
     for columns in steps:
         hits = (columns.timestamps >= timestamp_ms) & (columns.offsets >= start)
         if hits.any():

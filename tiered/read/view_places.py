@@ -11,10 +11,9 @@
 A topic that gets a remote tier keeps its local views. Readers and retention use a local view until the bucket has one
 of that name. The first run in the bucket:
 
-1. It reads the parts of the local view.
-2. It writes all of them to the bucket, together with the bucket's records beyond the local horizon.
-3. It commits the view.
-4. It removes the local view from the catalog.
+1. It writes all parts of the local view to the bucket, with the bucket's records beyond the local horizon.
+2. It commits the view.
+3. It removes the local view from the catalog.
 
 A manifest names such views without parts before the first segment is copied (`unannounced`). A job that compacts the
 bucket sees them and keeps the tombstones that they have not merged yet (I5). No run is due until the bucket holds
@@ -72,10 +71,7 @@ Where = Callable[[], tuple[Storage, str]]  # the storage and the partition's dir
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
-    """The input of a run. `parts` reads the parts of `old`; `own_parts`: new parts go to the same place.
-
-    `records_max` bounds the records of the log from the horizon of `old` on; None if unknown.
-    """
+    """The input of a run. `parts` reads the parts of `old`; `own_parts`: new parts go to the same place."""
 
     old: CompactedView
     parts: RemotePartition
@@ -121,7 +117,7 @@ class BucketPlace:
     """Views in the manifest."""
 
     def __init__(self, held: Partition, store: ObjectStore | None) -> None:
-        """Use this partition. Raises InvalidRequest without the writer role in a bucket."""
+        """Raises InvalidRequest without the writer role in a bucket."""
         if (
             held.metadata is None
             or held.manifest() is None
@@ -278,16 +274,15 @@ class LocalViews:
     | 6 | `file.delete.delay.ms` later: old parts deleted, synced | the same, names of no files | step 6 again |
     | 7 | the catalog is replaced by one without these names | new view | |
 
-    No file is deleted because of a catalog that may not be durable: before the first deletion of `open` and of step 6
-    the partition's directory is synced. So a power cut never restores a catalog that names a deleted part.
+    Before the first deletion of `open` and of step 6 the partition's directory is synced. So a power cut never restores
+    a catalog that names a deleted part.
 
     A view is void once the log ends below the view's horizon, because other records get those offsets. `cut` removes
     such views before the log is truncated. `open` removes them if recovery found a log that ends earlier. A damaged
     catalog is an error for readers and runs; `tiered view drop` replaces it.
 
-    Call `open` first; a read-only open changes nothing.
-
-    `epoch` is this process's own; in a read-only open it is the catalog's.
+    Call `open` first; a read-only open changes nothing. `epoch` is this process's own; in a read-only open it is the
+    catalog's.
     """
 
     def __init__(self, log: Log, cache: ChunkCache | None = None) -> None:
@@ -303,7 +298,6 @@ class LocalViews:
 
     @property
     def parts(self) -> RemotePartition:
-        """The reader of the parts, the same as for parts in a bucket."""
         if self._parts is None:
             self._parts = RemotePartition(self.files, "", ChunkCache() if self._cache is None else self._cache)
         return self._parts
@@ -331,10 +325,7 @@ class LocalViews:
             return self._catalog
 
     def open(self, now_ms: int) -> None:
-        """Read the catalog; unless the log is read-only, remove void views and delete files without a name.
-
-        Raises DiskFailed. A damaged catalog and its parts are left unchanged.
-        """
+        """Read the catalog; unless read-only, remove void views and files without a name. Raises DiskFailed."""
         with self._lock:
             self._read()
             if self._log.is_read_only or not self._has_anything():
@@ -345,11 +336,7 @@ class LocalViews:
                 self._delete_unnamed()
 
     def commit(self, change: Change) -> ViewCatalog:
-        """Replace the catalog by the result of `change`: steps 4 and 5.
-
-        Raises DiskFailed and errors of `change`.
-        After DiskFailed the disk has the old catalog or the new one; the next use reads it.
-        """
+        """Replace the catalog by the result of `change`: steps 4 and 5. Raises DiskFailed, errors of `change`."""
         with self._lock:
             before = self.catalog()
             ours = before if before.epoch == self.epoch else replace(before, epoch=self.epoch)
@@ -359,10 +346,7 @@ class LocalViews:
             return self._catalog
 
     def cut(self, offset: int, now_ms: int) -> None:
-        """Remove views with records at or above `offset`, before the log is truncated to it.
-
-        Raises DiskFailed.
-        """
+        """Remove views with records at or above `offset`, before the log is truncated. Raises DiskFailed."""
         with self._lock:
             if self._damage is None and any(view.horizon_offset > offset for view in self.catalog().views):
                 _log.warning(
@@ -509,7 +493,6 @@ class ViewFiles:
 
 
 def _below(key: str) -> str:
-    """The key below the directory of the parts. Raises InvalidRequest for one outside it."""
     if not key.startswith(VIEWS):
         wrong = "invalid name of a part of a view, it is not below the directory of the view"
         raise InvalidRequest(wrong, key=key, directory=VIEWS)
@@ -518,7 +501,6 @@ def _below(key: str) -> str:
 
 @contextmanager
 def _of_the_disk() -> Iterator[None]:
-    """Translate errors of the file store back to the disk errors that caused them."""
     try:
         yield
     except LogError as error:

@@ -1,12 +1,10 @@
 """Read with a compacted view: the view below its horizon, then the full log, as one stream.
 
-Offsets ascend over both and are those of the log. A read below the horizon does not need the log, which may have
-expired there. A request for a missing view is an error, never answered from the log.
-
-A stream stays with the view of its start while that view's objects exist (the grace period). If an object is deleted
-before the first batch was returned, the stream starts over with the view of the newest manifest. Later it is an error:
-the stream would miss the records that the newer view merged, above all deletions. For the same reason, a stream that
-restarts below the horizon of a newer view misses the deletions since its last read. Start such a read at the beginning.
+A read below the horizon does not need the log, which may have expired there. A request for a missing view is an error,
+never answered from the log. A stream stays with the view of its start while that view's objects exist (the grace
+period). If an object is deleted before the first batch was returned, the stream starts over with the newest view. Later
+it is an error: the stream would miss the records that the newer view merged, above all deletions. A stream that
+restarts below the horizon of a newer view misses deletions too: start such a read at the beginning.
 """
 
 from __future__ import annotations
@@ -97,10 +95,7 @@ class _Below:
         return self._found.view.horizon_offset
 
     def runs(self) -> Iterator[memoryview]:
-        """The runs of the view.
-
-        Raises NotFound if the view was replaced and its objects deleted during the read.
-        """
+        """The runs of the view. Raises NotFound if the view was replaced and its objects deleted."""
         given = False
         try:
             for data in self._runs_of(self._found):
@@ -154,10 +149,6 @@ class _Below:
 
 
 def _found_in(source: PartitionSource, name: str, *, is_newest: bool = False) -> _Found:
-    """The view in the manifest seen last, or the newest one; else the one on the disk.
-
-    Raises NotFound for a view that was never built.
-    """
     for is_asked in (True,) if is_newest else (False, True):
         # `exact`: a missing object is damage only if no newer manifest unlinked it.
         manifest = source.metadata.load(exact=True) if is_asked and source.metadata is not None else source.manifest()
@@ -173,7 +164,6 @@ def _found_in(source: PartitionSource, name: str, *, is_newest: bool = False) ->
 
 
 def no_view(partition: TopicPartition, name: str) -> NotFound:
-    """The error for a view that was never built."""
     wrong = f"the topic has no compacted view: build it with 'tiered view build {partition.topic}'"
     return NotFound(wrong, partition=partition, view=name)
 

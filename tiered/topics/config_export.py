@@ -1,13 +1,6 @@
 """Export the effective configuration of a directory for another directory or a Kafka cluster.
 
-| form | content |
-|---|---|
-| ``tiered.toml`` | the whole configuration; a new directory with it has the same effective settings for every topic |
-| topic configs | the settings of each topic that Kafka knows, as ``kafka-configs.sh`` takes them or as JSON |
-| ``.properties`` | the same of one topic, for ``--add-config-file``; or the defaults under a broker's names |
-
-Environment and command line are included as they hold now. Kafka takes bare numbers, so durations are ms there and
-sizes bytes. Settings that Kafka does not have are left out of its forms, and listed.
+Durations become ms and sizes bytes, as Kafka takes them. Settings that Kafka does not have are listed.
 """
 
 from __future__ import annotations
@@ -30,10 +23,7 @@ _SAME_NAMES = ("compression.type", "compression.gzip.level", "compression.lz4.le
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """The exported settings, as text. `defaults` apply to every topic.
-
-    Each of `globs` overrides the defaults and earlier globs, and `topics` override both.
-    """
+    """The exported settings, as text: `defaults`, overridden by each of `globs` in turn, then by `topics`."""
 
     defaults: Mapping[str, str]
     globs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -114,7 +104,7 @@ def kafka_commands(configs: KafkaConfigs, bootstrap: str = "localhost:9092") -> 
 
 
 def broker_properties(config: Config, *, everything: bool = False) -> KafkaConfigs:
-    """The defaults under the names of a broker's ``server.properties``, as the topic named ````."""
+    """The defaults under the names of a broker's ``server.properties``, as the topic with the empty name."""
     names = {ours: kafka for kafka, ours in reversed(BROKER_NAMES.items()) if not kafka.endswith(("hours", "minutes"))}
     names |= {"flush.ms": "log.flush.interval.ms", **{name: name for name in _SAME_NAMES}}
     names |= {name: name for name, row in PROPERTIES.items() if row.source is Source.KAFKA and not row.is_per_topic}
@@ -126,7 +116,6 @@ def broker_properties(config: Config, *, everything: bool = False) -> KafkaConfi
 
 
 def as_properties(settings: Mapping[str, str]) -> str:
-    """Lines of a Java properties file."""
     return "".join(f"{name}={text}\n" for name, text in settings.items())
 
 
@@ -153,10 +142,7 @@ def _below(root: str, path: str) -> str:
 
 
 def toml_text(value: object) -> str:
-    """A value as TOML: texts, switches, numbers, lists and tables of them.
-
-    TOML's escapes are JSON's, except that it has no surrogate pairs. Raises InvalidRequest for null, which TOML lacks.
-    """
+    """A value as TOML: texts, switches, numbers, lists, tables. Raises InvalidRequest for null."""
     match value:
         case Mapping():
             return f"{{ {', '.join(f'{toml_text(name)} = {toml_text(each)}' for name, each in value.items())} }}"

@@ -1,7 +1,7 @@
-"""The topics of one manager: create, alter and delete them, plan changes, apply a changed configuration.
+"""The topics of one manager: create, alter and delete them, apply a changed configuration.
 
 Settings of topics take effect at once. Settings of the manager (directories, the store, threads, caches) change at the
-next start, except AT_ONCE; the result of `reload` names them.
+next start, except AT_ONCE.
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ _THREADS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reloaded:
-    """`topics` have changed settings; `failed` are topics that could not take them, and why.
-
-    `at_restart` names changed settings that take effect at the next start.
-    """
+    """`topics` have changed settings, `failed` could not take them; `at_restart` wait for the next start."""
 
     topics: tuple[str, ...] = ()
     failed: Mapping[str, str]
@@ -58,11 +55,7 @@ class DeletedPartition:
 
 
 class TopicAdmin:
-    """Changes topics, one change at a time. Thread safe.
-
-    `dry_run` shows the effect of each change, also in a read-only open; `deletion` deletes the remains of topics.
-    Changes raise InvalidRequest in a read-only open.
-    """
+    """Changes topics, one change at a time. Thread safe. Raises InvalidRequest in a read-only open."""
 
     def __init__(self, table: PartitionTable) -> None:
         self._table = table
@@ -74,7 +67,6 @@ class TopicAdmin:
         self.dry_run = TopicDryRun(table, self._creation)
 
     def all(self) -> list[Topic]:
-        """The topics, by name."""
         return self._registry.all()
 
     def get(self, name: str) -> Topic:
@@ -86,18 +78,14 @@ class TopicAdmin:
     ) -> Topic:
         """Create a topic; its settings and access to the bucket are checked before anything is written.
 
-        Raises InvalidRequest. After any other error later than the registration (the bucket became unavailable) the
-        topic exists, and a later maintenance run acquires it.
+        Raises InvalidRequest. After an error later than the registration the topic exists, and maintenance acquires it.
         """
         requested = AskedTopic(name=name, partitions=partitions, properties=properties or {})
         (created,) = self.create_all([requested], now_ms=now_ms)
         return created
 
     def create_all(self, requested: Sequence[AskedTopic], *, now_ms: int) -> list[Topic]:
-        """As `create`, for several topics: all of them, or none if one is refused.
-
-        Two syncs for all and two for each partition; one by one, each topic costs four more.
-        """
+        """As `create`, for several topics: all of them, or none if one is refused."""
         self._directories.check_writable()
         return self._creation.create(requested, now_ms=now_ms)
 
@@ -125,8 +113,7 @@ class TopicAdmin:
     def delete(self, name: str, *, now_ms: int) -> None:
         """Delete a topic: invisible on return; files and objects follow (`TopicDeletion`).
 
-        Raises NotFound, and Diverged for a log with records that only this disk holds: they stay, and so does the topic
-        in the bucket.
+        Raises NotFound, and Diverged, with nothing done, for a log with records that only this disk holds.
         """
         self._directories.check_writable()
         with self._table.lock:
@@ -136,10 +123,7 @@ class TopicAdmin:
         self.deletion.step(now_ms)  # if the bucket is available, its grace period counts from now
 
     def reload(self, config: Config, *, now_ms: int) -> Reloaded:
-        """Apply another configuration: settings of topics at once, others at the next start.
-
-        Raises InvalidRequest, with nothing changed, for settings that contradict some topic's own.
-        """
+        """Apply another configuration. Raises InvalidRequest, with nothing changed, for contradictions."""
         self._directories.check_writable()
         failed: dict[str, str] = {}
         with self._table.lock:
@@ -163,10 +147,7 @@ class TopicAdmin:
         return [each.topic for each in self._registry.deleted() if each.topic.was_tiered]
 
     def deleted_partitions(self) -> Sequence[DeletedPartition]:
-        """The partitions of deleted topics, by deletion time; reads the manifest of each from the store at each call.
-
-        Objects of deleted topics are billed until the grace period is over.
-        """
+        """The partitions of deleted topics, by deletion time; each call reads their manifests from the store."""
         store = self._opener.store
         if store is None:
             return []
@@ -222,10 +203,9 @@ class TopicDeletion:
     | 4 | the bucket's partitions are deleted (`remote.gc.partition_removal`) | a manifest that marks it, or the rest |
     | 5 | nothing is left anywhere: the registry forgets the topic | nothing |
 
-    Step 4 deletes objects after the grace period. The name is free from step 1 on. A recreated topic has another id,
-    and shares nothing with the old one, neither in the bucket nor on a disk. An offline disk keeps its part until it is
-    back. `step` is part of each maintenance run.
-    Source: kafka `LogManager.asyncDelete`, `RemoteLogManager.stopPartitions`.
+    Step 4 deletes objects after the grace period. The name is free from step 1 on: a recreated topic has another id,
+    and shares nothing with the old one. An offline disk keeps its part until it is back. Source: kafka
+    `LogManager.asyncDelete`, `RemoteLogManager.stopPartitions`.
     """
 
     def __init__(self, table: PartitionTable) -> None:
@@ -240,10 +220,9 @@ class TopicDeletion:
         self._looking = threading.Lock()  # check of the topic id + deletion: see `_delete_local`
 
     def delete(self, topic_name: str, *, now_ms: int) -> None:
-        """Steps 1 and 2. Sends no store request: `step` comes next. The caller holds the lock of the table.
+        """Steps 1 and 2, without a store request. The caller holds the lock of the table.
 
-        Raises NotFound, and DiskFailed if the registry cannot be written, with nothing done. `step` retries errors of a
-        single partition.
+        Raises NotFound, and DiskFailed if the registry cannot be written, with nothing done.
         """
         topic = self._registry.get(topic_name)
         partitions = self._table.opened(topic.partitions())
@@ -282,10 +261,7 @@ class TopicDeletion:
             self._delete_local(deleted, now_ms)
 
     def step(self, now_ms: int) -> bool:
-        """Do the next step for each deleted topic; return whether another step is due. Errors are retried later.
-
-        One call at a time: a concurrent call does nothing.
-        """
+        """Do the next step for each deleted topic; return whether another is due. Errors are retried later."""
         if not self._stepping.acquire(blocking=False):
             return False
         try:
@@ -323,7 +299,7 @@ class TopicDeletion:
             return Removal.WAITING
 
     def _delete_local(self, deleted: DeletedTopic, now_ms: int) -> None:
-        """Delete a local log by name and id. The id is needed, because a new topic may have the name by now."""
+        """Delete a local log by name and id: a new topic may have the name by now."""
         delay_ms = self._opener.rules(deleted.topic).file_delete_delay_ms
         for name in deleted.topic.partitions():
             try:

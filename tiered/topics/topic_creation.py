@@ -51,10 +51,7 @@ class TopicCreation:
         self._opener = table.opener
 
     def check(self, name: str, partitions: int, properties: Mapping[str, str] | None) -> Topic:
-        """The topic as it would be registered; access to the bucket is checked if it would be tiered.
-
-        Raises as `create`.
-        """
+        """The topic as it would be registered; checks the bucket if tiered. Raises as `create`."""
         topic = self._checked(name, partitions, properties)
         if topic.was_tiered:
             self._opener.check_reachable(topic)
@@ -80,7 +77,6 @@ class TopicCreation:
         return topics
 
     def _checked(self, name: str, partitions: int, properties: Mapping[str, str] | None) -> Topic:
-        """The topic as it would be registered, without a request to the bucket."""
         check_topic(name)
         topic = Topic(name=name, topic_id=new_topic_id(), partition_count=partitions, properties=dict(properties or {}))
         self._opener.check_settings(topic)

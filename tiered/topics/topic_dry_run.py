@@ -1,7 +1,6 @@
 """Effects of creating, altering or deleting a topic, without a change, also while a manager runs.
 
-The checks are those of the real operation, so they refuse the same requests with the same error. The loss of a deletion
-is counted from both tiers. The report includes the pins of readers, and forks, which keep the objects that they name.
+The checks are those of the real operation, with the same errors. The loss of a deletion is counted from both tiers.
 """
 
 from __future__ import annotations
@@ -23,10 +22,7 @@ from tiered.topics.topic_creation import TopicCreation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTopic:
-    """`settings` are all effective ones; `outranked` as in `AlteredTopic`.
-
-    `namesakes` are the ids of topics of that name in the bucket.
-    """
+    """`settings` are all effective ones; `namesakes` are the ids of topics of that name in the bucket."""
 
     topic: Topic
     settings: tuple[Setting, ...]
@@ -46,7 +42,7 @@ class ChangedSetting:
 class AlteredTopic:
     """`own` would be the topic's own settings; `lost` is the loss of a disabled tier, else empty.
 
-    `outranked` are own settings without effect, because the environment or ``-X`` outranks them.
+    `outranked` are own settings that the environment or ``-X`` overrides.
     """
 
     topic: Topic
@@ -65,11 +61,8 @@ class PartitionLoss:
     | field | meaning |
     |---|---|
     | `offsets` | an upper bound of the records: compaction and markers leave fewer |
-    | `local_bytes` | ``.log`` files |
+    | `local_bytes`, `only_local_bytes` | ``.log`` files, and bytes that exist on this disk only |
     | `remote_bytes` | segments as stored, with their indexes |
-    | `only_local_bytes` | bytes that exist on this disk only |
-    | `pins` | valid pins of readers |
-    | `pinned_until_ms` | the end of the last pin |
     | `forks` | partitions of other topics, as ``topic/partition``, that still read objects of this one |
     """
 
@@ -138,10 +131,7 @@ class TopicDryRun:
         )
 
     def deleted_topic(self, name: str, *, now_ms: int) -> TopicLoss:
-        """The loss that `TopicAdmin.delete` would cause, and the pins and forks that delay it. Raises NotFound.
-
-        If the bucket does not answer, its figures are unknown.
-        """
+        """The loss that `TopicAdmin.delete` would cause, and the delaying pins and forks. Raises NotFound."""
         topic = self._registry.get(name)
         rules = self._opener.rules(topic)
         losses = [self._held_by(topic, each, now_ms) for each in self._losses(topic, now_ms)]
@@ -158,7 +148,6 @@ class TopicDryRun:
         return topic_ids(self._store, topic.name) if self._store is not None and topic.was_tiered else []
 
     def _losses(self, topic: Topic, now_ms: int) -> Iterator[PartitionLoss]:
-        """The losses from both tiers; a partition that cannot be read has its problem."""
         seen = {each.partition: each for each in self._snapshots(topic, now_ms)}
         for name in topic.partitions():
             problem = self._table.problems.get(name)
@@ -170,7 +159,6 @@ class TopicDryRun:
                 )
 
     def _tier_losses(self, topic: Topic, now_ms: int) -> Iterator[PartitionLoss]:
-        """The losses of the remote tier alone: everything below the disk's first offset."""
         for each in self._snapshots(topic, now_ms):
             start = max(each.log_start_offset, each.segments[0].base_offset if each.segments else each.next_offset)
             offsets = start - each.log_start_offset
@@ -180,7 +168,6 @@ class TopicDryRun:
         return self._table.snapshots(now_ms, self._table.all([topic.name]))
 
     def _held_by(self, topic: Topic, loss: PartitionLoss, now_ms: int) -> PartitionLoss:
-        """Add to a loss the pins and forks in the bucket that delay the deletion."""
         from remote.gc.fork_references import forks_of, is_over
         from remote.gc.pins import list_pins
 
@@ -215,7 +202,6 @@ def _stored_bytes(snapshot: PartitionSnapshot) -> int:
 
 
 def _outranked(effective: Iterable[Setting], own: Mapping[str, str]) -> Iterator[Setting]:
-    """The settings of `own` that a higher layer (`tiered.config.config`) overrides, with its values."""
     return (each for each in effective if own.get(each.name) and each.origin in ("environment", "-X"))
 
 

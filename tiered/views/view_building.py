@@ -1,9 +1,9 @@
 """Build a compacted view of one partition from the old view and the log, and switch to it at once.
 
-The log is not changed. A run merges the log's records beyond the old view's horizon. It reads the old view, but no
-merged part of the log again. `tiered.read.view_places` defines the place of views and the part of the log that a run
-reads. For a topic with a remote tier a run reads the bucket even where the disk has the same offsets. The disk may have
-less of a compacted log: newer records of a key, which only the disk has, superseded older ones there.
+A run merges the log's records beyond the old view's horizon, and does not change the log. `tiered.read.view_places`
+defines the place of views and the part of the log that a run reads. For a topic with a remote tier a run reads the
+bucket even where the disk has the same offsets: newer records of a key, which only the disk has, may have superseded
+older ones there.
 
 Order of effects, and the state after a crash (on a disk: `tiered.read.view_places` has the files):
 
@@ -67,10 +67,7 @@ Upload = Callable[[SegmentToCopy], SegmentEntry]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewWork:
-    """The parameters of a run besides the partition. `store` is the bucket's, None without one.
-
-    `accepts_loss`: continue even if the log lost the records that follow the view.
-    """
+    """The parameters of a run. `accepts_loss`: continue even if the log lost records that follow the view."""
 
     name: str
     store: ObjectStore | None
@@ -82,15 +79,10 @@ class ViewWork:
 
 
 def build_view(held: Partition, work: ViewWork) -> CompactedView | None:
-    """Build the view once; None if there is nothing to merge.
+    """Build the view once; None if there is nothing to merge. On a disk it holds the partition's lock.
 
-    Views on the disk are built under the partition's lock.
-
-    | error | condition |
-    |---|---|
-    | InvalidRequest | a gap between view and log; no writer role in the bucket; buffer or manifest too small |
-    | CleaningAborted | `should_stop` |
-    | others | errors of the log, the disk and the store |
+    Raises InvalidRequest for a gap between view and log, no writer role in the bucket, or a too small buffer or
+    manifest. Raises CleaningAborted at `should_stop`, and the errors of the log, the disk and the store.
     """
     if not held.keeps_views_on_disk:
         return _build_in(BucketPlace(held, work.store), held, work)
@@ -139,7 +131,6 @@ class _Run:
         self._upto = place.horizon()
 
     def build(self) -> CompactedView:
-        """Build the view. Raises as `build_view`, after deleting its parts from the store as far as possible."""
         self._check_gap()
         self._upto = max(self._upto, self._start)
         found = find_survivors(
@@ -268,7 +259,6 @@ class _Run:
 
 
 def _cut(data: memoryview, upto: int) -> memoryview:
-    """Cut the batches from `upto` on; the number of such batches differs from one read to the next."""
     table = kernels.scan_batches(data, verify=False)
     inside = int(np.searchsorted(table.base_offsets, upto))
     return data if inside == len(table) else data[: int(table.positions[inside])]
@@ -280,9 +270,9 @@ def part_bytes(segment_bytes: int, input_bytes: int) -> int:
 
 
 def filtered(data: memoryview, table: BatchTable, keep: NDArray[np.bool_]) -> bytes:
-    """The batches of `data` reduced to the records flagged in `keep`.
+    """The batches of `data` with the records flagged in `keep`; `table` is the scan of `data`.
 
-    `table` is the scan of `data`. `keep` has a flag for each record, markers included.
+    `keep` has a flag for each record, markers included.
     """
     ends = np.cumsum(table.record_counts, dtype=np.int64)
     running = np.concatenate((np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)))
@@ -300,14 +290,10 @@ def filtered(data: memoryview, table: BatchTable, keep: NDArray[np.bool_]) -> by
 class ViewParts:
     """Takes batches in the order of their offsets, returns entries. `upload` puts one part into the store.
 
-    A part is a segment like any other: whole batches with their indexes, named by its offsets. It is written to the
-    disk first, because an upload must be able to read it twice. Its name is that of a segment being cleaned
-    (``.cleaned``), so the next start deletes its remains after a crash. One part at a time, so the disk needs room for
-    one. Uploaded parts that no manifest names are deleted after an error; after a crash they remain as objects of an
-    older epoch.
-
-    A batch with survivors keeps its offsets, times, headers, codec, leader epoch and producer. Only its transaction
-    flag is removed. The view holds committed records only and no markers, and Kafka's readers would wait for the
+    A part is a segment like any other. One part at a time is written to the disk first, because an upload must be able
+    to read it twice. Its suffix ``.cleaned`` lets the next start delete its remains. Uploaded parts that no manifest
+    names are deleted after an error; after a crash they remain as objects of an older epoch. Only the transaction flag
+    of a batch is removed: a view holds committed records and no markers, and Kafka's readers would wait for the
     markers.
     """
 
@@ -363,7 +349,6 @@ class ViewParts:
             _log.warning("cannot delete parts of a failed view: keys=%s cause=%s", names, error)
 
     def _fitting(self, table: BatchTable, at: int, upto: int) -> int:
-        """The end of a part that begins with batch `at`; it has at least one batch."""
         span = int(table.base_offsets[at]) + RELATIVE_OFFSET_MAX
         return max(at + 1, min(upto, int(np.searchsorted(table.last_offsets, span, "right"))))
 

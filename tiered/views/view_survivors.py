@@ -12,13 +12,13 @@ records of the old view. The result is a bit for each record of either, in the o
 | an empty value, where `compaction.view.empty.value.deletes` says that it deletes (Pulsar) | no |
 | any other | yes |
 
-Only keys of new records are held in memory (`kernels.KeyMap`; it compares keys, not only their hashes). Old keys are
-looked up. If the keys do not fit the buffer, their hash splits them into two halves, each with its own pass over both
-streams. Halves that do not fit are split again. A bit that an abandoned pass cleared stays cleared: it was cleared for
-a newer record of that very key. So every buffer size gives the same result; only the reads grow.
+Only keys of new records are held in memory (`kernels.KeyMap`; it compares keys, not only their hashes). If they do not
+fit the buffer, their hash splits them into halves, again and again, each with its own pass over both streams. A bit
+that an abandoned pass cleared stays cleared: it was cleared for a newer record of that very key. So every buffer size
+gives the same result.
 
-Memory: the buffer, two bits a record, one run of the stream and one step of it inflated (`kernels.STEP_BYTES`).
-The content of the streams must not change between two passes. Their batches are compared; a difference is a Conflict.
+Memory: the buffer, two bits a record, one run of the stream and one step of it inflated (`kernels.STEP_BYTES`). The
+content of the streams must not change between two passes. Their batches are compared; a difference is a Conflict.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRecords:
-    """The part of the log that the view merges: the records in ``[start, upto)``.
+    """The records in ``[start, upto)``, to be merged; `count_max` bounds the distinct keys, if known.
 
-    `runs` yields whole batches, the same at every call. At most `count_max` keys are distinct, if known.
+    `runs` yields whole batches, the same at every call.
     """
 
     runs: Runs
@@ -112,8 +112,7 @@ def find_survivors(
 ) -> Survivors:
     """Decide which records stay; see the module text. `check` is called between steps and may raise.
 
-    Raises Corrupt for damaged batches, Conflict if a stream differs in a second pass, and InvalidRequest if a single
-    key does not fit the buffer.
+    Raises Corrupt, Conflict if a stream differs in a second pass, InvalidRequest if one key exceeds the buffer.
     """
     search = _Search(old, new, buffer, retain_null_key, empty_deletes, check)
     pending, done = [(1, 0)], 0
@@ -182,7 +181,6 @@ class _Search:
         return True, int(keyless.sum()) if self._retain_null_key else 0
 
     def _look_up(self, keys: kernels.KeyMap, columns: Columns, first: int) -> int:
-        """The number of these old records that have no key and stay."""
         is_older = keys.find(columns.data, columns.key_starts, columns.key_lengths)
         keyless = columns.key_lengths < 0
         deleted = ~keyless & (columns.value_lengths < self._least_bytes)
@@ -191,8 +189,6 @@ class _Search:
 
 
 class _Passing:
-    """One pass over a stream: its steps, each first record's ordinal, a check against other passes."""
-
     def __init__(self, stream: Stream) -> None:
         self.first = 0
         self._stream = stream
