@@ -1,8 +1,7 @@
 """The error tree of the whole project: one class per reaction of the caller.
 
-Every message has the form ``attempt: key=value key=value``. Programs read the facts from the exception.
-Errors of libraries are translated in one module per library: disk errors in `local.storage.storage`, store errors in
-`remote.store.open_store`. Code above these modules catches only the classes of this tree.
+Every message has the form ``attempt: key=value key=value``. One module per library translates its errors:
+`local.storage.storage` for the disk, `remote.store.open_store` for stores. Code above them catches only this tree.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class ErrorCode(StrEnum):
 
 
 class LogError(Exception):
-    """Base class of all errors. `attempt` is the message: the failed operation, in lower case. `facts` are its values.
+    """Base class of all errors. `attempt` is the failed operation, in lower case; `facts` are its values.
 
     Programs branch on the class and on `code`, never on the text.
     """
@@ -129,8 +128,7 @@ E = TypeVar("E", bound=BaseException)
 def forget_locals(error: E) -> E:
     """Clear the local variables of all frames in the tracebacks of `error` and its causes; return `error`.
 
-    The tracebacks keep their lines. Call it for an error that is stored, or that refers to itself through a frame. Such
-    a reference cycle can hold a segment part of megabytes, while Python's cycle collector counts objects, not bytes.
+    For an error that is stored or part of a reference cycle: its frames can hold megabytes of a segment.
     """
     from traceback import clear_frames
 

@@ -35,10 +35,9 @@ class SegmentInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogDirFacts:
-    """Facts about one log directory.
+    """Facts about one log directory. `partition_count` includes the moves into it.
 
-    `partition_count` includes the moves into this directory. `free_bytes` and `total_bytes` are those of the file
-    system; None if unknown. A cordoned directory stays in use and gets no new partitions (KIP-1066).
+    None means unknown space of the file system. A cordoned directory gets no new partitions (KIP-1066).
     """
 
     path: str

@@ -1,12 +1,7 @@
 """The ranks of the locks that one thread may hold together, declared once for all packages.
 
-A thread takes locks in ascending rank. While it holds a lock it takes no lock of a lower rank, and no other lock of the
-same rank. Then no two threads can wait for each other. docs/explanation/locks.md says what each lock guards.
-
-Locks without a rank are leaves: their holder takes no other lock.
-
-`ranked_lock` returns a plain `threading.RLock`, or with `check_ranks` a lock that asserts the order at every
-acquisition. The tests and ``--debug`` check.
+A thread takes locks in ascending rank, never two of the same rank. No two threads can then wait for each other. Locks
+without a rank are leaves: their holder takes no other lock. docs/explanation/locks.md names the state that each guards.
 """
 
 from __future__ import annotations
@@ -32,7 +27,7 @@ _held = threading.local()
 
 
 def check_ranks(is_checking: bool = True) -> None:
-    """Whether locks made from now on assert their rank."""
+    """Whether locks made from now on assert their rank at every acquisition (tests, ``--debug``)."""
     global _is_checking
     _is_checking = is_checking
 
@@ -43,8 +38,6 @@ def ranked_lock(rank: LockRank) -> threading.RLock:
 
 
 class _CheckedLock:
-    """A reentrant lock that asserts its rank before it waits."""
-
     def __init__(self, rank: LockRank) -> None:
         self.rank = rank
         self._lock = threading.RLock()
@@ -74,7 +67,6 @@ class _CheckedLock:
 
 
 def _locks() -> list[_CheckedLock]:
-    """The locks of the calling thread, in the order of their acquisition."""
     try:
         found: list[_CheckedLock] = _held.locks
     except AttributeError:

@@ -1,10 +1,7 @@
 """Every file and directory name of the local tier, with its inverse.
 
-The rules are Kafka's. Source: kafka `LogFileUtils`, `LocalLog`, `Topic`.
-
-- A partition directory is ``<topic>-<partition>``: the partition follows the last dash.
-- A segment file is the base offset in 20 digits plus a suffix.
-- A second suffix marks a file that is not live yet (``.cleaned``, ``.swap``) or is about to be deleted (``.deleted``).
+The partition of a directory name follows the last dash. A second suffix marks a file that is not live yet
+(``.cleaned``, ``.swap``) or is about to be deleted (``.deleted``). Source: kafka `LogFileUtils`, `LocalLog`, `Topic`.
 """
 
 from __future__ import annotations
@@ -81,7 +78,7 @@ def check_topic(topic: str) -> str:
 
 
 def parse_partition_directory(name: str) -> TopicPartition | None:
-    """The inverse of `TopicPartition.directory`; None for any other name, also ``-delete`` and ``-future``."""
+    """The inverse of `TopicPartition.directory`; None for any other name."""
     topic, dash, digits = name.rpartition("-")
     if not dash or not digits.isascii() or not digits.isdigit() or str(int(digits)) != digits:
         return None
@@ -103,7 +100,7 @@ def deleted_directory(partition: TopicPartition, mark: str) -> str:
 
 
 def parse_marked_directory(name: str) -> tuple[TopicPartition, str, str] | None:
-    """``(orders/3, "<32 hex>", "-future")``, None for any other name. A ``-delete`` may have a shortened topic."""
+    """``(orders/3, "<32 hex>", "-future")``, None for any other name. A long topic may be shortened."""
     found = _MARKED_DIRECTORY.fullmatch(name)
     partition = parse_partition_directory(found[1]) if found else None
     return (partition, found[2], found[3]) if found and partition else None

@@ -12,14 +12,10 @@ DAY_MS = 24 * 60 * 60 * 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """Sizes in bytes, times in ms. Source of names and defaults: kafka `LogConfig`.
+    """Sizes in bytes, times in ms. None means no limit. Source of names and defaults: kafka `LogConfig`.
 
-    None means no limit. The log itself accepts every record timestamp; the topic's defaults limit it as in Kafka
-    (`tiered.config.properties`).
-
-    `compression` is the codec of batches that this log encodes. A batch that arrives encoded keeps its own codec. A
-    compacted log refuses records without a key unless `drops_keyless` is set: then its cleaner removes and counts them.
-    `batch_bytes` is not a Kafka setting: the approximate record bytes per batch when many records are appended at once.
+    `compression` is the codec of batches that this log encodes. With `drops_keyless` the cleaner of a compacted log
+    removes records without a key. Not Kafka's: `batch_bytes`, the approximate size of the batches of one append.
     """
 
     segment_bytes: int = 1 << 30

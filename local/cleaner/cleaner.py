@@ -1,11 +1,10 @@
 """The cleaner: keep the newest record of every key in a log's closed segments, in Kafka's two passes.
 
-**Pass one** maps the keys of the dirty closed segments (`local.cleaner.offset_map`), as many whole segments as fit. Of
-a first segment that does not fit, it maps as many records as fit. The checkpoint is then inside that segment, as
-Kafka's may be.
+**Pass one** maps the keys of the dirty closed segments (`local.cleaner.offset_map`), as many whole segments as fit. If
+the first segment does not fit, it maps as many of its records as fit: the checkpoint is then inside that segment.
 
-**Pass two** decides on every batch from `clean_from` to the end of pass one (`local.cleaner.record_retention` has the
-table of what stays). It then rewrites segments and merges small neighbours.
+**Pass two** decides on every batch from `clean_from` to the end of pass one (`local.cleaner.record_retention`). It then
+rewrites segments and merges small neighbours.
 
 - Offsets, record order and the offset ranges in batch headers never change. Nothing at or above the last stable offset
   is read.
@@ -16,14 +15,12 @@ table of what stays). It then rewrites segments and merges small neighbours.
   record of their key, or data of their transaction (invariant I5).
 - Remaining records of formats 0 and 1 are written in format 2.
 
-Memory: the dedupe buffer, two bits per dirty record, and for the decisions a bit per record and a byte per batch. Also
-a part of the remaining records (`kernels.REBUILT_PART_BYTES`, or one batch), or one step of decompressed records
-(`local.kernels.dispatch.STEP_BYTES`). Segments are mapped, dirty segments until they are rewritten: their pages belong
-to the page cache.
+Memory: as pass one; then a bit per record, a byte per batch, and a part of the remaining records
+(`kernels.REBUILT_PART_BYTES`).
 
 **The log is in use.** Truncating or replacing records during a pass would let the pass restore them. A pass therefore
-runs between `CleaningGate.try_start` and `end` (`local.log.log_state`), and `Log.truncate_to` and `Log.restart_at`
-first pause the gate. An aborted pass restores the checkpoint in memory before the waiting call continues.
+runs between `CleaningGate.try_start` and `end`, and `Log.truncate_to` and `Log.restart_at` first pause the gate. An
+aborted pass restores the checkpoint in memory before the waiting call continues.
 """
 
 from __future__ import annotations
@@ -62,8 +59,6 @@ POSITION_MAX = 2**31 - 1  # positions in an offset index are int32
 
 @dataclass(slots=True)
 class _Work:
-    """The common state of all groups of one pass, with the figures so far. Times in ms."""
-
     log: Log
     storage: Storage
     limiter: CleanerThrottle
@@ -92,27 +87,22 @@ def clean(
     clock: Callable[[], float] = time.monotonic,
     announce: Callable[[], None] = lambda: None,
 ) -> CleaningFigures | None:
-    """Clean the closed segments of `log` at or above `clean_from`, as its only pass; None if nothing is dirty.
+    """Clean the closed segments of `log` from `clean_from` on, as its only pass; None if nothing is dirty.
 
-    Nothing at or above `upto_offset` is read: it is the base offset of a segment, None for the active segment. The pass
-    also ends where `buffer` has no room. `CleaningFigures.cleaner_offset` is its end, which may be inside a segment.
-    Tombstones are removed only below `tombstones_below`: None means no bound, for a log without remote tier; 0 removes
-    none. Between slices `should_stop` and `throttle` are called (`local.cleaner.offset_map`).
+    `upto_offset` is the exclusive end, the base of a segment; None for the active one. The pass also ends where
+    `buffer` has no room: `CleaningFigures.cleaner_offset` may be inside a segment. Tombstones are removed only below
+    `tombstones_below`: None means no bound (no remote tier), 0 removes none.
 
     Raises CleaningAborted if `should_stop` is true, if the log is or becomes paused, or if retention deletes its
     segments during the pass: groups already swapped in stay, `log.cleaner_offset` does not rise. Raises InvalidRequest
     if a segment would exceed 2 GiB, or if not one key fits `buffer`.
 
-    Order of effects:
+    Order of effects; a crash between the steps costs a second cleaning, never a record:
 
-    1. Raise `log.cleaner_reach` to the end of the search for newer records; `announce`, supplied by the caller, makes
-       it durable.
+    1. Raise `log.cleaner_reach` to the end of the search for newer records; `announce` makes it durable. A reach above
+       the checkpoint marks a log that is only partly cleaned.
     2. Swap in each group (`local.segment.swap`).
-    3. After the last swap, raise `log.cleaner_offset`.
-    4. The caller writes the checkpoint.
-
-    A crash between the steps costs a second cleaning, never a record. A reach above the checkpoint
-    marks a log that is only partly cleaned.
+    3. After the last swap, raise `log.cleaner_offset`. The caller writes the checkpoint.
     """
     with _only_pass(log) as gate:
         limiter = CleanerThrottle(log.partition, lambda: gate.is_aborted or should_stop(), throttle, clock)
@@ -148,7 +138,6 @@ def clean(
 
 @contextmanager
 def _only_pass(log: Log) -> Iterator[CleaningGate]:
-    """Run the body as the only pass over `log`. Raises CleaningAborted if the gate refuses or aborts it."""
     gate = log.cleaning
     if not gate.try_start():
         raise CleaningAborted(
@@ -175,7 +164,6 @@ def _only_pass(log: Log) -> Iterator[CleaningGate]:
 
 
 def _sealed(log: Log, clean_from: int, upto: int) -> list[SegmentInfo]:
-    """The closed segments inside ``[clean_from, upto)``; an empty segment may end at `upto`."""
     infos = (info for info in log.segments() if not info.is_active)
     return [info for info in infos if info.base_offset >= clean_from and info.next_offset <= upto]
 
@@ -190,12 +178,7 @@ def _decide(
     limiter: CleanerThrottle,
     began: float,
 ) -> tuple[list[SegmentVerdict], int, CleaningFigures]:
-    """Run pass one and the decisions of pass two.
-
-    The memory map of a segment stays until the segment is rewritten; the keys are freed on return. Returns the
-    decisions, the end of the search for newer records (above the end of the pass if room was short), and the figures so
-    far.
-    """
+    """Run pass one and the decisions: (decisions, end of the search for newer records, figures so far)."""
     aborted = log.aborted_transactions(facts.first_offset, facts.upto_offset)
     segments = [log.segment(info.base_offset) for info in dirty]
     where = {"from_offset": facts.dirty_from}
@@ -230,7 +213,6 @@ def _decide(
 
 
 def _rewrite(work: _Work, judged: Sequence[SegmentVerdict], progress: Progress, apart_at: int) -> None:
-    """Rewrite every group, oldest first. The log supplies the leader epochs of converted old formats."""
     if any(each.has_legacy for each in judged):
         work.log.cover_epochs()
     groups = grouped(judged, work.log.settings, work.storage, work.limiter, apart_at=apart_at)
@@ -250,12 +232,7 @@ def _result(work: _Work, began: float) -> CleaningFigures:
 
 
 def beginning(partition: TopicPartition, judged: Sequence[SegmentVerdict], facts: CleanContext) -> str:
-    """The line that Kafka's log cleaner logs before it rewrites segments, plus the tombstone bound.
-
-    The first time is the last modification of the last segment. Tombstones of formats 0 and 1 are removed from segments
-    last modified before the second time. Tombstones of format 2 are removed after the horizon in their batch.
-    Source: kafka `Cleaner.doClean`.
-    """
+    """The line that Kafka's log cleaner logs before it rewrites segments. Source: kafka `Cleaner.doClean`."""
     name = f"{partition.topic}-{partition.partition}"
     prior = _moment(judged[-1].segment.modified_ms) if judged else "none"
     horizon = "none" if facts.legacy_horizon_ms is None else _moment(facts.legacy_horizon_ms)
@@ -274,27 +251,19 @@ def _moment(ms: int) -> str:
 
 
 def _first_unstable_base(log: Log) -> int:
-    """The end of cleaning: the base of the segment with the last stable offset; at most the active one."""
+    """The end of cleaning: the base of the segment with the last stable offset, at most the active one."""
     stable, infos = log.last_stable_offset, log.segments()
     return max((info.base_offset for info in infos if info.base_offset <= stable), default=infos[0].base_offset)
 
 
 def _legacy_horizon(log: Log, first_dirty: int, delete_retention_ms: int) -> int | None:
-    """The newest modification time (ms) of segments whose tombstones of formats 0 and 1 are removed.
-
-    Source: kafka `Cleaner.doClean`, legacyDeleteHorizonMs.
-    """
+    """`CleanContext.legacy_horizon_ms` of a pass. Source: kafka `Cleaner.doClean`, legacyDeleteHorizonMs."""
     clean = [info.base_offset for info in log.segments() if info.base_offset < first_dirty]
     return log.segment(clean[-1]).modified_ms - delete_retention_ms if clean else None
 
 
 def _clean_group(work: _Work, group: Sequence[SegmentVerdict]) -> None:
-    """Swap in the remains of `group` as one segment.
-
-    If it is too large, clean each half of the group separately. Only recompression can make it too large: the remaining
-    records are compressed at the codec's default level, whatever the producer's level was. If a half is still too
-    large, halving repeats down to single segments, of any size.
-    """
+    """Swap in the remains of `group` as one segment, or each half if recompression makes them too large."""
     base_offset = group[0].segment.base_offset
     is_changed = len(group) > 1 or (group[0].is_changed and not group[0].is_last_batch_alone)
     size = _write_cleaned(work, group) if is_changed else None
@@ -370,10 +339,9 @@ def grouped(
     *,
     apart_at: int = 0,
 ) -> list[list[SegmentVerdict]]:
-    """Merge neighbours whose remaining records fit one segment; every other segment stays alone.
+    """Merge neighbours whose remaining records fit one segment. Raises as `SegmentVerdict.measure`.
 
-    Kafka groups by the sizes before cleaning. Grouping by the sizes after it gives the store fewer and larger objects.
-    The segment that starts at `apart_at` is not merged with its predecessor. Raises as `SegmentVerdict.measure`.
+    Uses the sizes after cleaning (Kafka: before). The segment at `apart_at` is not merged with its predecessor.
     """
     groups: list[list[SegmentVerdict]] = []
     for each in judged:
@@ -393,10 +361,9 @@ def survivors(
     horizon_ms: int,
     out: NDArray[np.uint8],
 ) -> Iterator[memoryview]:
-    """The bytes of the new segment; each part is valid until the next. Adds its batches to `rows`.
+    """Yield the new segment inside `out`, each part valid until the next; add its batches to `rows`.
 
-    `out` is the memory for the parts. If all batches would be removed, one empty batch stays, because a segment file is
-    never empty.
+    If all batches would be removed, one empty batch stays: a segment file is never empty.
     """
     is_empty = all(each.is_empty for each in group)
     for each in group:
@@ -414,7 +381,6 @@ def survivors(
 
 
 def _fits(group: Sequence[SegmentVerdict], settings: LogSettings, storage: Storage, limiter: CleanerThrottle) -> bool:
-    """Whether the remains of `group` form a legal segment. Measures records only if the bounds do not decide."""
     if group[-1].next_offset - 1 - group[0].segment.base_offset > RELATIVE_OFFSET_MAX:
         return False
     if _is_legal(group, sum(each.bytes_most for each in group), settings):

@@ -1,7 +1,7 @@
-"""Recent cleaner passes of one log directory, in ``cleaner-history.jsonl``: one JSON object per line, oldest first.
+"""Recent cleaner passes of one log directory: ``cleaner-history.jsonl``, oldest first.
 
-For operators and for advice; no decision depends on it. The newest `RUNS_MAX` passes stay. The file is replaced as a
-whole after each pass; unreadable lines are skipped. A crash between a cleaning and its line loses the line.
+One JSON object a line, for operators and advice; no decision depends on it. The newest `RUNS_MAX` passes stay. The file
+is replaced whole after each pass; unreadable lines are skipped.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ class CleaningFigures:
 class CleaningRun(CleaningFigures):
     """One pass over a log. After a failed pass `error` has the cause and most figures are 0.
 
-    `thread` counts the cleaner's threads from 0. `delay_ms` is the lateness of the pass by `max.compaction.lag.ms`.
-    `buffer_bytes` is the thread's dedupe buffer, 0 if unknown.
+    `thread` counts from 0. `delay_ms` is the lateness by `max.compaction.lag.ms`. `buffer_bytes` is 0 if unknown.
     """
 
     topic: str
@@ -135,7 +134,7 @@ class CleaningHistory:
     """The passes of one log directory. Thread safe; only one process writes."""
 
     def __init__(self, storage: Storage, root: str) -> None:
-        """Read the file. Raises DiskFailed if it cannot be read."""
+        """Raises DiskFailed if the file cannot be read."""
         self._storage = storage
         self._path = join(root, names.CLEANER_HISTORY)
         self._lock = threading.Lock()
@@ -165,7 +164,6 @@ def _read(storage: Storage, path: str) -> tuple[CleaningRun, ...]:
 
 
 def _parse(line: bytes) -> CleaningRun | None:
-    """The run of a line; None if the line is damaged. Fields of a later version are ignored."""
     try:
         run = _RUN.decode(line)
         return run if run.name.partition >= 0 else None

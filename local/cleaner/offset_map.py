@@ -1,16 +1,14 @@
 """Pass one of the cleaner: find the dirty records that are the newest of their keys.
 
-The result has two parts:
-
-- Two bits per dirty record: whether it stays as far as its key decides, and whether it is a tombstone.
-- The keys (`kernels.KeyMap`), for the decisions on records of clean segments, which are all older.
-
-Control records and records of aborted transactions are never the newest of a key; the latter are removed.
-A record without a key is removed and counted.
+The result is two bits per dirty record (whether it stays as far as its key decides, whether it is a tombstone), and the
+keys (`kernels.KeyMap`), for the decisions on records of clean segments, which are all older. Control records and
+records of aborted transactions are never the newest of a key; the latter are removed. A record without a key is removed
+and counted.
 
 Memory: the allocation for keys never exceeds `buffer_bytes` (Kafka's ``log.cleaner.dedupe.buffer.size``, filled to
 ``log.cleaner.io.buffer.load.factor``). In addition: two bits per dirty record, and one step of decompressed records
-(`kernels.STEP_BYTES`). There are three ways to hold keys, tried in this order:
+(`kernels.STEP_BYTES`). There are three ways to hold keys, tried in this order. A pass that meets a compressed batch, or
+has no room for copies, restarts in the next way:
 
 | way | for | bytes per key |
 |---|---|---|
@@ -18,14 +16,12 @@ Memory: the allocation for keys never exceeds `buffer_bytes` (Kafka's ``log.clea
 | `Keys.COPIED` | others, if slots take at most half of the buffer: a key is copied | 12, the key, its length |
 | `Keys.DIGESTED` | others: a key of 12 bytes or more becomes a digest, 96 bits of a keyed SipHash | 12, at most 13 |
 
-The chance of equal digests of two keys is 1e-14 in a pass over 50 million keys, whatever the keys are: each pass draws
-a secret. Kafka holds 24 bytes per key and takes equal MD5 digests for equal keys. A pass that meets a compressed batch,
-or has no room for copies, restarts in the next way.
+Each pass draws a secret: the chance of equal digests is 1e-14 in a pass over 50 million keys, whatever the keys are.
 
 If the next segment does not fit, the pass ends before it. Its records may already have cleared the bits of older
 records. The bits stay cleared: the newer record is below the last stable offset and stays, so the newest record of the
-key remains (I4). If the first segment does not fit, `build_offset_map_of_part` enters its records in order up to the
-first record without room, as in Kafka; all records from there on stay.
+key remains (I4). If the first segment does not fit, `build_offset_map_of_part` enters a part of it; all later records
+stay.
 """
 
 from __future__ import annotations
@@ -67,10 +63,9 @@ Bits = NDArray[np.uint8]  # record r is bit ``r & 7`` of byte ``r >> 3``; bits a
 
 @dataclass(slots=True)
 class CleanerThrottle:
-    """The I/O steps of a pass. Each step counts bytes, may be throttled, and may end the pass.
+    """The I/O steps of a pass: slices read and parts written. A step may block and may end the pass.
 
-    Every slice read and every part written is one step. `throttle` gets the bytes just read or written, and may block.
-    `clock` is in seconds. A step that raises leaves no partial result: unfinished segments are ``.cleaned`` files.
+    `throttle` gets the bytes just read or written. `clock` is in seconds. Unfinished segments are ``.cleaned`` files.
     """
 
     partition: TopicPartition
@@ -96,10 +91,7 @@ class CleanerThrottle:
     def slices(
         self, storage: Storage, segment: Segment, mapped: memoryview | None = None, *, is_counted: bool = True
     ) -> Iterator[tuple[int, memoryview]]:
-        """Yield a closed segment as (position, whole batches). Each slice is throttled and may abort the pass.
-
-        If `is_counted` is False, the caller must call `read` for each slice. Raises as `mapped`, and CleaningAborted.
-        """
+        """Yield (position, whole batches). Unless `is_counted`, the caller calls `read`. Raises as `mapped`, `read`."""
         if mapped is None:
             mapped = self.mapped(storage, segment)
         for start, end in slice_bounds(segment):
@@ -141,7 +133,7 @@ def joined(bits: Bits, runs: Sequence[tuple[int, int]]) -> Bits:
 
 
 class Keys(Enum):
-    """How the offset map stores keys; see the module text."""
+    """How the offset map stores keys."""
 
     IN_PLACE = "in place"
     COPIED = "copied"
@@ -172,7 +164,7 @@ class Buffer:
 
 
 class OffsetMap:
-    """See the module text. Created by `build_offset_map`; not thread safe."""
+    """The result of pass one, created by `build_offset_map`. Not thread safe."""
 
     def __init__(self, keys: Keys, records: int, buffer: Buffer, *, from_offset: int = 0) -> None:
         """`records` is the maximum number of records. Records below `from_offset` are not entered."""
@@ -245,14 +237,13 @@ class OffsetMap:
     def add_in_part(
         self, storage: Storage, segment: Segment, aborted: Sequence[AbortedTransaction], limiter: CleanerThrottle
     ) -> Added:
-        """Enter a segment up to the first record without room (`end_offset`). All records from there on stay."""
+        """Enter a segment up to the first record without room (`end_offset`)."""
         self._is_in_part = True
         return self.add(storage, segment, aborted, limiter)
 
     def _add_plain(
         self, segment: Segment, start: int, data: memoryview, table: BatchTable, aborted: Sequence[AbortedTransaction]
     ) -> list[Step] | None:
-        """Enter all batches of an uncompressed slice in one call; None if their keys do not fit."""
         rows, first = int(table.record_counts.sum(dtype=np.int64)), self._next
         self._reserve(first + rows)
         roles = np.where((table.attributes & CONTROL) != 0, PASS_BY, TAKE).astype(np.uint8)
@@ -268,7 +259,6 @@ class OffsetMap:
     def _add_inflated(
         self, segment: Segment, start: int, data: memoryview, table: BatchTable, aborted: Sequence[AbortedTransaction]
     ) -> list[Step] | None:
-        """Enter a slice with compressed batches step by step; None if its keys do not fit."""
         steps: list[Step] = []
         whole = 0
         for columns in kernels.decode_in_steps(data, include_control=True):
@@ -305,7 +295,6 @@ class OffsetMap:
         return Step(first, rows)
 
     def _enter(self, columns: Columns, skip: Flags, first: int, held: int, position: int) -> int:
-        """The number of rows entered before a row had no room."""
         if self.end_offset is not None:
             return 0
         where = {"buffer": held, "position": position if held >= 0 else 0}
@@ -347,10 +336,9 @@ def build_offset_map(
     *,
     from_offset: int = 0,
 ) -> tuple[OffsetMap, int]:
-    """Run pass one over the dirty `segments` up to `next_offset`; also return the number of segments that fit.
+    """Run pass one over the dirty `segments`; also return the number of segments that fit, possibly 0.
 
-    That number may be 0. No segment may be empty. Records below `from_offset` are clean and are not entered. Raises
-    Corrupt, CleaningAborted.
+    No segment may be empty. Records below `from_offset` are not entered. Raises Corrupt, CleaningAborted.
     """
     records = _records(storage, segments, next_offset, buffer)
     for keys in _ways(records, buffer):
@@ -377,9 +365,7 @@ def build_offset_map_of_part(
     *,
     from_offset: int = 0,
 ) -> tuple[OffsetMap, int]:
-    """Run pass one over as many records of one segment as fit.
-
-    Also returns the offset of the first record that was not entered.
+    """Run pass one over as many records of one segment as fit; also return the first offset not entered.
 
     Raises Corrupt, CleaningAborted, and InvalidRequest if not one key fits the buffer.
     """
@@ -395,10 +381,6 @@ def build_offset_map_of_part(
 
 
 def _capacity(keys: Keys, buffer: Buffer) -> int:
-    """The number of slots if the buffer is full.
-
-    Keys of uncompressed batches are not copied, so nearly all of the buffer is slots.
-    """
     if keys is Keys.IN_PLACE:
         slots_max = buffer.size_bytes // SLOT_BYTES
         return slots_max - slots_max // _SPARE
@@ -406,7 +388,6 @@ def _capacity(keys: Keys, buffer: Buffer) -> int:
 
 
 def _ways(records: int, buffer: Buffer) -> list[Keys]:
-    """The key storages to try, in order. Keys are copied only if half of the buffer or more is free for them."""
     is_roomy = records / buffer.load_factor + 2 <= buffer.size_bytes // SLOT_BYTES // 2
     return [Keys.IN_PLACE, *([Keys.COPIED] if is_roomy else []), Keys.DIGESTED]
 
@@ -435,7 +416,6 @@ def check_whole(segment: Segment, start: int, whole: int, expected: int) -> None
 
 
 def _skipped(columns: Columns, aborted: Sequence[AbortedTransaction]) -> tuple[Flags, Flags]:
-    """(records of aborted transactions, records of aborted transactions and control records)."""
     table, ordinals = columns.table, columns.batch_ordinals
     dropped = aborted_batches(table, aborted)
     control = (table.attributes & CONTROL) != 0
@@ -447,20 +427,16 @@ def _skipped(columns: Columns, aborted: Sequence[AbortedTransaction]) -> tuple[F
 
 # A 128-bit digest per key, for comparisons without the key: SipHash-2-4 with a secret.
 #
-# Machines that search for the newest record of each key exchange digests, not keys. A collision of two keys would lose
-# a record. The digest is therefore keyed, and SipHash is a pseudorandom function. With a secret drawn per job, the
-# chance that any two of a billion keys collide is 2^-69, even if an adversary chose the keys. Equal digests are
-# therefore taken for equal keys. Source: Aumasson, Bernstein, "SipHash: a fast short-input PRF"; the 128-bit form of
-# its reference implementation.
+# SipHash is a pseudorandom function. With a secret drawn per job, the chance that any two of a billion keys collide is
+# 2^-69, even if an adversary chose the keys. Equal digests are therefore taken for equal keys; a collision would lose a
+# record. Source: Aumasson, Bernstein, "SipHash: a fast short-input PRF"; the 128-bit form of its reference
+# implementation.
 
 
 def digest_keys(
     data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.int32], secret: bytes
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Both halves of each key's digest. A key is `lengths` bytes of `data` from `starts`; no key is null.
-
-    Raises InvalidRequest for ranges outside `data`, or if the secret does not have SECRET_BYTES.
-    """
+    """Both halves of each key's digest; no key is null. Raises InvalidRequest for wrong ranges or secret."""
     if len(secret) != SECRET_BYTES:
         raise InvalidRequest("hashing keys, a secret of another length", bytes=len(secret), expected=SECRET_BYTES)
     low, high = np.empty(len(starts), np.int64), np.empty(len(starts), np.int64)

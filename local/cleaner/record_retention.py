@@ -13,15 +13,13 @@ The first condition that holds decides on a record of a data batch:
 | a tombstone, now below the horizon | stays |
 | a tombstone otherwise | removed |
 
-The horizon is therefore set by the first pass that knows of no readable older record on any tier. A reader that has
-read such a record has `delete.retention.ms` to reach the tombstone, as in Kafka.
+The first pass without a readable older record on any tier thus sets the horizon. It is the base timestamp of the batch,
+marked by attribute bit 6; a later pass never changes it.
 
-A marker stays if the pass met data of its transaction. Otherwise it gets a horizon and is removed like a tombstone
-(`CleanedTransactions`). The horizon is the base timestamp of the batch, marked by attribute bit 6. A
-later pass never changes it.
+A marker stays if the pass met data of its transaction. Otherwise it gets a horizon and is removed like a tombstone.
 
-Remaining records of formats 0 and 1 become batches of format 2, as in Kafka since 4.0, their tombstones with a
-horizon. A tombstone in a segment last modified at or before `legacy_horizon_ms` is removed at once. That time is
+Remaining records of formats 0 and 1 become batches of format 2, as in Kafka since 4.0, their tombstones with a horizon.
+A tombstone in a segment last modified at or before `legacy_horizon_ms` is removed at once. That time is
 ``delete.retention.ms`` before the last modification of the last segment that starts in the clean section.
 
 A batch without remaining records is removed, except in these cases, where it stays empty:
@@ -32,11 +30,9 @@ A batch without remaining records is removed, except in these cases, where it st
 | the control batch of such a producer's epoch, if its latest write was a marker | fencing |
 | the last batch of the pass | the offsets of the log must not fall |
 
-**Transaction markers.** `CleanedTransactions` replays the batches of a pass. Batches that the cleaner retained empty
-count as data of their transaction. The state carries over from segment to segment of one pass.
-
-The pass reads no remote data. The remote tier may hold data below the first batch of the pass, and records of the same
-offsets that the local tier no longer has:
+**Transaction markers.** `CleanedTransactions` replays the batches of a pass, across its segments. Batches that the
+cleaner retained empty count as data of their transaction. The pass reads no remote data, but the remote tier may hold
+data below the first batch of the pass, and records of the same offsets that the local tier no longer has:
 
 | remote tier at the marker | aborted records there | marker of an abort |
 |---|---|---|
@@ -87,9 +83,7 @@ _REBASED_GROWTH = 6  # approximate growth of a record in bytes when its timestam
 class CleanContext:
     """The constants of one pass. Times in ms; `upto_offset` is the exclusive end of the pass.
 
-    `dirty_from` is the first offset of pass one. It may be inside a segment: records below it are treated as records of
-    clean segments. `producers` are those known to the log, by id. `tombstones_below` and `legacy_horizon_ms` are in the
-    module text; None means no bound and no such horizon.
+    Records below `dirty_from` are treated as clean. None means no tombstone bound, no legacy horizon.
     """
 
     now_ms: int
@@ -113,10 +107,7 @@ class CleanContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceVerdict:
-    """One bit per record and one action per batch (`kernels.rebuilt_batches`).
-
-    `last_stays` is the action for the last batch if it has no remaining records and must stay.
-    """
+    """One bit per record, one action per batch; `last_stays`: the action for a last batch that must stay."""
 
     keep: NDArray[np.uint8]
     actions: NDArray[np.uint8]
@@ -125,10 +116,9 @@ class SliceVerdict:
 
 @dataclass(slots=True, kw_only=True)
 class SegmentVerdict:
-    """The decisions on one segment, slice by slice.
+    """The decisions on one segment, slice by slice. `mapped` are its bytes if pass one has mapped them.
 
-    `mapped` are its bytes if pass one has mapped them. `bytes_least` and `bytes_most` approximately bound its size
-    afterwards; compressed batches count with their present size. `measure` computes the size from every record.
+    `bytes_least` and `bytes_most` bound its size afterwards, with compressed batches at their present size.
     """
 
     segment: Segment
@@ -144,7 +134,7 @@ class SegmentVerdict:
     aborted: list[AbortedTransaction] = field(default_factory=list)
 
     def measure(self, storage: Storage, limiter: CleanerThrottle) -> None:
-        """Set both bounds to the exact value, from the lengths of all records. Raises as `CleanerThrottle.slices`."""
+        """Set both bounds to the exact value. Raises as `CleanerThrottle.slices`."""
         if self.bytes_least == self.bytes_most:
             return
         size = 0
@@ -172,7 +162,7 @@ class Newest(Protocol):
     """The result of pass one, or another source that knows the newest record of every key."""
 
     def mapped(self, base_offset: int) -> memoryview | None:
-        """The bytes of the segment with that base offset, if they are mapped."""
+        """The bytes of the segment, if they are mapped."""
 
     def bits(self, base_offset: int, slice_number: int) -> tuple[Bits, Bits] | None:
         """(stays, is a tombstone) for each record of a slice, control records too; None: use `superseded`."""
@@ -182,7 +172,7 @@ class Newest(Protocol):
 
 
 class RecordFilter:
-    """Decides on the segments of one pass, each once and in order: transactions continue in the next segment."""
+    """The decisions of one pass. Takes each segment once and in order: transactions may continue."""
 
     def __init__(self, clean_context: CleanContext, newest: Newest, aborted: Sequence[AbortedTransaction]) -> None:
         self.invalid_records = 0
@@ -193,10 +183,7 @@ class RecordFilter:
         self._transactions = CleanedTransactions(aborted, tombstones_below=clean_context.tombstones_below)
 
     def begin(self, producer_ids: Iterable[int], offset: int) -> None:
-        """Treat these producers as having open transactions below `offset`, the first segment's start.
-
-        For a pass over a part of a log. The markers of these producers stay, possibly longer than needed.
-        """
+        """Treat these producers as having open transactions below `offset`: their markers stay."""
         for producer_id in producer_ids:
             self._transactions.meet(producer_id, offset - 1)
 
@@ -209,8 +196,7 @@ class RecordFilter:
             table = kernels.scan_batches(data, verify=False)
             check_whole(segment, start, table.valid_bytes, len(data))
             bits = self._known(segment, number, table)
-            # Pass one has read the records of a dirty segment, and the rewrite reads them again: only headers count
-            # here.
+            # Pass one has read a dirty segment, and the rewrite reads it again: only headers count here.
             limiter.read(len(data) if bits is None else len(table) * HEADER_BYTES)
             keep, tombstones = self._records(segment, number, data, table) if bits is None else bits
             self._batches(found, data, table, keep, tombstones)
@@ -220,7 +206,6 @@ class RecordFilter:
         return found
 
     def _known(self, segment: Segment, number: int, table: BatchTable) -> tuple[Bits, Bits] | None:
-        """The bits of a slice from pass one; None if its records must be read again."""
         has_horizon = (table.attributes & (DELETE_HORIZON | CONTROL)) == DELETE_HORIZON
         is_legacy_due = table.has_legacy and self._facts.lets_legacy_go(segment)
         is_split = segment.base_offset < self._facts.dirty_from
@@ -229,10 +214,7 @@ class RecordFilter:
         return self._newest.bits(segment.base_offset, number)
 
     def _records(self, segment: Segment, number: int, data: memoryview, table: BatchTable) -> tuple[Bits, Bits]:
-        """(stays, is a tombstone) for each record.
-
-        Control records are included as staying; `_follow_transactions` decides on them.
-        """
+        """(stays, is a tombstone) for each record; control records stay (`_follow_transactions` decides on them)."""
         bits = self._newest.bits(segment.base_offset, number)
         is_split = bits is not None and segment.base_offset < self._facts.dirty_from
         if bits is not None and is_split:
@@ -245,7 +227,7 @@ class RecordFilter:
         return packed(keep & ~(tombstones & due)), packed(tombstones)
 
     def _split(self, segment: Segment, data: memoryview, bits: tuple[Bits, Bits]) -> tuple[Bits, Bits]:
-        """The bits of a slice where the dirty section starts: below it by the keys, above it by `bits`."""
+        """The bits of a slice where the dirty section starts: below it by the keys, from it on by `bits`."""
         known = self.invalid_records
         steps = zip(*self._looked_up(segment, data, is_clean=True), strict=True)
         keep, tombstones, due = (np.concatenate(parts) for parts in steps)
@@ -257,10 +239,7 @@ class RecordFilter:
         return packed(keep & ~(tombstones & due)), packed(tombstones)
 
     def _looked_up(self, segment: Segment, data: memoryview, *, is_clean: bool) -> Iterator[tuple[Flags, Flags, Flags]]:
-        """Yield (stays, is a tombstone, is a removable tombstone) in steps.
-
-        The first two are set for clean segments only.
-        """
+        """Yield (stays, is a tombstone, is a removable tombstone) in steps; only the last unless `is_clean`."""
         for columns in kernels.decode_in_steps(data, include_control=True):
             table, ordinals = columns.table, columns.batch_ordinals
             due = self._due(segment, columns)
@@ -276,7 +255,6 @@ class RecordFilter:
             del columns  # frees it before the next step is decompressed
 
     def _due(self, segment: Segment, columns: Columns) -> Flags:
-        """Whether a tombstone at this place may be removed."""
         table = columns.table
         is_past = ((table.attributes & DELETE_HORIZON) != 0) & (table.base_timestamps <= self._facts.now_ms)
         if table.has_legacy and self._facts.lets_legacy_go(segment):
@@ -316,7 +294,6 @@ class RecordFilter:
         found.batches_after += int((actions != DROP).sum())
 
     def _follow_transactions(self, data: memoryview, table: BatchTable) -> Flags:
-        """The control batches that are no longer needed."""
         useless = np.zeros(len(table), np.bool_)
         for row in np.flatnonzero((table.attributes & (TRANSACTIONAL | CONTROL)) != 0).tolist():
             producer_id, last_offset = int(table.producer_ids[row]), int(table.last_offsets[row])
@@ -336,7 +313,6 @@ class RecordFilter:
                 yield row
 
     def _must_stay(self, table: BatchTable) -> Flags:
-        """The batches that stay even without remaining records."""
         stays: Flags = table.last_offsets + 1 == self._facts.upto_offset
         is_control = (table.attributes & CONTROL) != 0
         candidates = (table.producer_ids >= 0) & (is_control | np.isin(table.last_offsets, self._last_data))
@@ -354,7 +330,6 @@ class RecordFilter:
 def _sizes_after(
     table: BatchTable, sections: NDArray[np.int64], remaining: NDArray[np.int64], actions: NDArray[np.uint8]
 ) -> int:
-    """The bytes of the batches after the rewrite, if the remaining records take `sections`."""
     sizes = np.where(actions == VERBATIM, table.sizes, HEADER_BYTES).astype(np.int64)
     sizes[actions == DROP] = 0
     is_rebuilt = (actions == REBUILD) | (actions == REBASE)
@@ -370,7 +345,7 @@ class _Ongoing:
 
 
 class CleanedTransactions:
-    """Takes every transactional batch of a pass in log order; `kept` are the entries of the markers that stay."""
+    """The transactional batches of a pass, in log order. `kept` are the entries of the markers that stay."""
 
     def __init__(self, aborted: Iterable[AbortedTransaction], *, tombstones_below: int | None) -> None:
         self.kept: list[AbortedTransaction] = []

@@ -1,5 +1,1 @@
-"""The bytes of Kafka's record format, without loops that must be fast.
-
-Headers, varints, codecs and checksums of batches (magic 0, 1 and 2), and the columns that the kernels fill.
-Start with `batch_header` and `columns`.
-"""
+"""Kafka's record format, except for the hot loops. Start with `batch_header` and `columns`."""

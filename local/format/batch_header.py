@@ -1,6 +1,4 @@
-"""The 61-byte header of a record batch of magic 2.
-
-Headers of magic 0 and 1 are read into the same fields.
+"""The 61-byte header of a record batch of magic 2. Headers of magic 0 and 1 use the same fields.
 
 | off | size | field           | note                                                                                |
 |-----|------|-----------------|-------------------------------------------------------------------------------------|
@@ -18,8 +16,8 @@ Headers of magic 0 and 1 are read into the same fields.
 | 53  | 4    | baseSequence    | -1 none                                                                             |
 | 57  | 4    | recordsCount    | 0 only in a batch the cleaner retained empty                                        |
 
-Big-endian. Values are the stored values, -1 included; callers above this codec convert -1 to None.
-Magic 0 and 1 are described in `local.format.legacy`. Source: kafka `DefaultRecordBatch`.
+Big-endian. Values are the stored values, -1 included; callers above this codec convert -1 to None. Source: kafka
+`DefaultRecordBatch`.
 """
 
 from __future__ import annotations
@@ -88,7 +86,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_legacy(self) -> bool:
-        """Whether the format is 0 or 1: another checksum, no producer, and never written any more."""
+        """Whether the format is 0 or 1."""
         return self.magic != MAGIC
 
     @property
@@ -132,10 +130,7 @@ def plain_header(
     leader_epoch: int = 0,
     producer: tuple[int, int, int] = (-1, -1, -1),
 ) -> BatchHeader:
-    """The header for `seal` of a batch with dense offsets.
-
-    `times_ms` are the base and the largest timestamp, `producer` is its id, epoch and base sequence.
-    """
+    """The header for `seal`, with dense offsets. `times_ms`: base, largest; `producer`: id, epoch, sequence."""
     fields = (LENGTH_MIN, leader_epoch, MAGIC, 0, attributes, record_count - 1)
     return BatchHeader(base_offset, *fields, *times_ms, *producer, record_count)
 
@@ -143,10 +138,8 @@ def plain_header(
 def read_header(data: Buffer, at: int = 0) -> BatchHeader | None:
     """The header at byte `at`; None if the bytes end before the header does.
 
-    Magic and length are checked as soon as their bytes are available, as in Kafka: a damaged length in the last few
-    bytes is never taken for a torn tail. A message of format 0 or 1 gives a header without producer and epoch. If it
-    wraps a compressed set, it counts as one record at its last offset; `kernels.scan_batches` reads the set. Raises
-    Corrupt if magic or length is invalid.
+    Magic and length are checked as soon as their bytes are available: a damaged length near the end is not a torn tail.
+    A wrapper of format 0 or 1 counts as one record at its last offset. Raises Corrupt for a wrong magic or length.
     """
     view = memoryview(data).cast("B")
     if len(view) - at < MAGIC_END:
@@ -175,17 +168,12 @@ def seal(header: BatchHeader, section: Buffer) -> bytes:
     return b"".join((header._replace(crc=crc).pack(), body))
 
 
-# The header checks that a scan makes of each batch. The compiled kernels make the same checks.
-#
-# They are apart from `local.kernels.pure_kernels`, so that the few batches at the end of a log are checked without
-# numpy.
+# The header checks of a scan, equal to those of the compiled kernels. Apart from `local.kernels.pure_kernels`, so that
+# the few batches at the end of a log are checked without numpy.
 
 
 class Walked(NamedTuple):
-    """At least one consecutive sound batch.
-
-    `last_offset` is the last offset of the first batch, inclusive. A timestamp of -1 means none.
-    """
+    """At least one consecutive sound batch. `last_offset` is that of the first batch. Timestamp -1: none."""
 
     last_offset: int
     next_offset: int
@@ -194,11 +182,7 @@ class Walked(NamedTuple):
 
 
 def walk(data: Buffer) -> Walked | None:
-    """Read the sound batches from the first byte on and check every CRC; None if there are none.
-
-    The result equals that of `kernels.scan_batches`. Data with a message of format 0 or 1 also gives None: it is left
-    to `scan_batches`.
-    """
+    """Like `kernels.scan_batches` with CRCs, without numpy. None if no batch, or formats 0 and 1."""
     view = memoryview(data).cast("B")
     at, first, last_offset, latest = 0, -1, -1, -1
     while at < len(view) and size_problem(view, at) is None:
@@ -214,7 +198,7 @@ def walk(data: Buffer) -> Walked | None:
 
 
 def may_have_producers(data: Buffer) -> bool:
-    """Whether `data` may hold a batch of a producer or a marker; True for unreadable bytes, not for a torn end."""
+    """Whether `data` may hold a batch of a producer or a marker. True for unreadable bytes."""
     view, at, problem = memoryview(data).cast("B"), 0, None
     while at < len(view) and (problem := size_problem(view, at)) is None:
         fields = HEADER.unpack_from(view, at)

@@ -1,8 +1,7 @@
 """Batches and records as columns: the output of the kernels.
 
-A `BatchTable` has one row per batch, `Columns` one row per record. Neither copies keys or values: they hold positions
-in `Columns.data`. That is the caller's own buffer, or a new buffer if a batch had to be decompressed. The buffer
-therefore lives as long as the columns. Arrays are never modified after construction, so they may be shared.
+Keys and values are positions in `Columns.data`: the caller's own buffer, or a new buffer if a batch was decompressed.
+The buffer lives as long as the columns. Arrays are never modified after construction, so they may be shared.
 """
 
 from __future__ import annotations
@@ -142,8 +141,7 @@ class BatchTable:
 class Columns:
     """One row per record, in offset order. Timestamps are milliseconds; a length of -1 is null.
 
-    `header_starts` are the positions in `data` of the varint with the number of headers; `header_counts` are its
-    values. `batch_ordinals` are rows of `table`. The table also has rows for batches without records.
+    `header_starts`: positions in `data` of varints with the values `header_counts`. `batch_ordinals`: rows of `table`.
     """
 
     data: memoryview
@@ -163,7 +161,7 @@ class Columns:
 
     @property
     def next_offset(self) -> int:
-        """The offset after the last batch, perhaps far above the last record. Raises InvalidRequest without one."""
+        """The offset after the last batch. Raises InvalidRequest without one."""
         if not len(self.table):
             raise InvalidRequest("cannot compute the next offset, the bytes hold no whole batch", bytes=len(self.data))
         return int(self.table.last_offsets[-1]) + 1
@@ -199,7 +197,7 @@ class Columns:
         return None if length < 0 else bytes(self.data[start : start + length])
 
     def _headers(self, at: int, count: int) -> tuple[Header, ...]:
-        # The kernels have checked these bytes. They are checked again because the caller could have changed the buffer.
+        # Checked again after the kernels: the caller could have changed the buffer.
         end = len(self.data)
         _count, at = read_varint(self.data, at, end)
         headers: list[Header] = []
@@ -231,11 +229,7 @@ def empty_table_arrays(rows: int) -> dict[str, NDArray[np.generic]]:
 
 
 def empty_columns(rows: int) -> dict[str, NDArray[np.generic]]:
-    """Uninitialised arrays for `rows` records, all in one slab.
-
-    Huge pages back one large allocation where the system has them. Nine small allocations fault page by page, which
-    cost a third of the decoding time at 100-byte records.
-    """
+    """Uninitialised arrays for `rows` records, in one slab: page faults of nine cost a third of the time."""
     widths = [np.dtype(dtype).itemsize for dtype in COLUMN_DTYPES.values()]
     slab = np.empty(rows * sum(widths), np.uint8)
     columns: dict[str, NDArray[np.generic]] = {}
@@ -255,8 +249,8 @@ assert [field.name for field in fields(BatchTable)][:-2] == list(TABLE_DTYPES)
 def scan_messages(view: memoryview, at: int, last_offset: int, *, verify: bool, limit: int) -> tuple[BatchTable, bool]:
     """(table of the messages from byte `at` on, whether a batch of another format follows).
 
-    Offsets ascend from `last_offset`. A wrapper that does not decompress within `limit` bytes gets a row of one record;
-    a later decode raises for it. As for batches, a scan checks only the checksum and the outermost fields.
+    Offsets ascend from `last_offset`. Only the checksum and the outermost fields are checked. A wrapper that does not
+    decompress within `limit` bytes gets a row of one record; a later decode raises for it.
     """
     rows: list[tuple[int, ...]] = []
     problem: str | None = None
@@ -279,7 +273,7 @@ def scan_messages(view: memoryview, at: int, last_offset: int, *, verify: bool, 
 
 
 def without_messages(view: memoryview, table: BatchTable) -> BatchTable:
-    """The table without its rows of formats 0 and 1. Raises Corrupt if the checksum of such a row is wrong."""
+    """The table without rows of formats 0 and 1. Raises Corrupt for a wrong checksum of such a row."""
     is_legacy = table.magics != MAGIC
     for row in np.flatnonzero(is_legacy).tolist():
         at, size, crc = int(table.positions[row]), int(table.sizes[row]), int(table.crcs[row])
@@ -293,7 +287,6 @@ def without_messages(view: memoryview, table: BatchTable) -> BatchTable:
 
 
 def _message_row(view: memoryview, at: int, last_offset: int, *, verify: bool, limit: int) -> tuple[int, ...] | str:
-    """The row of the message at `at`, or the text of its fault."""
     if problem := legacy.size_problem(view, at):
         return problem
     fields = legacy.header_fields(view, at)

@@ -1,6 +1,4 @@
-"""The five codecs of a record batch.
-
-No input, even a hostile one, decompresses beyond the caller's limit.
+"""The five codecs of a record batch. No input decompresses beyond the caller's limit.
 
 | id | codec  | framing                                                                                           |
 |----|--------|---------------------------------------------------------------------------------------------------|
@@ -12,9 +10,9 @@ No input, even a hostile one, decompresses beyond the caller's limit.
 | 4  | zstd   | zstd frames                                                                                       |
 
 The size that a frame declares is never trusted. The buffer size comes from the frame's blocks, and the format bounds
-the output of each block. The decoder cannot write outside its buffer. Only this module uses cramjam.
-Sources: kafka `CompressionType`, `Lz4BlockOutputStream`; snappy-java `SnappyOutputStream`; RFC 1952, RFC 8878; the LZ4
-frame format 1.6; the snappy format description.
+the output of each block. The decoder cannot write outside its buffer. Only this module uses cramjam. Sources: kafka
+`CompressionType`, `Lz4BlockOutputStream`; snappy-java `SnappyOutputStream`; RFC 1952, RFC 8878; the LZ4 frame format
+1.6; the snappy format description.
 
 All functions are thread safe. The codecs release the GIL while they work.
 """
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
 
 
 # Decompressed bytes of one batch, when writing and when reading. Kafka has no such limit, but its clients' buffers end
-# at 2^31, and its producers check `max.request.size` (1 MiB) before they compress.
+# at 2^31.
 INFLATED_BYTES_MAX = 1 << 30
 
 
@@ -72,10 +70,7 @@ _XERIAL_BLOCK = 32 << 10
 
 
 def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
-    """`data` in the codec's framing; `level` None is Kafka's default.
-
-    Raises InvalidRequest for a wrong level, or for more than INFLATED_BYTES_MAX bytes: no reader would decompress them.
-    """
+    """`data` in the codec's framing. Raises InvalidRequest above INFLATED_BYTES_MAX or for a wrong `level`."""
     view = memoryview(data).cast("B")
     level = check_level(codec, level)
     if codec is not Codec.NONE and len(view) > INFLATED_BYTES_MAX:
@@ -108,7 +103,6 @@ def decompress(codec: Codec, data: Buffer, limit: int) -> memoryview:
 
 
 def _room(size_bytes: int) -> memoryview:
-    """An output buffer: a small one is zeroed, a large one comes uninitialised from numpy."""
     if size_bytes <= _ZEROED_BYTES_MAX:
         return memoryview(bytearray(size_bytes))
     import numpy as np
@@ -117,11 +111,7 @@ def _room(size_bytes: int) -> memoryview:
 
 
 def decompress_into(codec: Codec, data: memoryview, out: memoryview) -> int:
-    """Decompress to the start of `out`; return the number of bytes written.
-
-    After an error the content of `out` is undefined. Bytes outside `out` are never written.
-    Raises Corrupt if `data` is damaged or `out` is too small.
-    """
+    """Decompress to the start of `out`, never outside it; return the bytes written. Raises Corrupt."""
     try:
         match codec:
             case Codec.NONE:
@@ -139,10 +129,7 @@ def decompress_into(codec: Codec, data: memoryview, out: memoryview) -> int:
 
 
 def mended_lz4(data: memoryview) -> memoryview:
-    """An lz4 frame with a corrected header checksum: format 0 computed it over the frame's magic as well.
-
-    Data too short for a frame is returned unchanged. Source: kafka `Lz4BlockInputStream`, KAFKA-3160.
-    """
+    """A frame with the lz4 header checksum corrected: format 0 included the magic. Source: KAFKA-3160."""
     if len(data) < 7 or data[:4] != _LZ4_HEADER[:4] or len(data) < (at := _lz4_header_bytes(data[4])):
         return data
     mended = bytearray(data)
@@ -151,10 +138,7 @@ def mended_lz4(data: memoryview) -> memoryview:
 
 
 def size_guesses(codec: Codec, data: memoryview, limit: int) -> tuple[int, ...]:
-    """Buffer sizes to try in order, none above `limit`. The last one fits every legal result.
-
-    Raises Corrupt if the framing is already invalid.
-    """
+    """Buffer sizes to try in order, none above `limit`; the last fits every legal result. Raises Corrupt."""
     bounds: tuple[int, ...]
     try:
         match codec:
@@ -221,7 +205,6 @@ def _snappy_bound(data: memoryview) -> int:
 
 
 def _snappy_blocks(data: memoryview) -> Iterator[memoryview]:
-    """The raw snappy blocks: the whole input, or the blocks inside the xerial framing."""
     if bytes(data[:8]) != _XERIAL_HEADER[:8]:
         yield data
         return
@@ -266,7 +249,7 @@ def _compress_lz4(data: memoryview, level: int) -> bytes:
 
 
 def _compress_lz4_thoroughly(data: memoryview, level: int) -> bytes:
-    """The library's own frame without its block checksums: the library always writes them."""
+    """The library's frame without its block checksums: the library always writes them."""
     compressor = cramjam.lz4.Compressor(level=level, content_checksum=False, block_linked=False)
     compressor.compress(bytes(data))
     frame = memoryview(bytes(compressor.finish()))
@@ -277,7 +260,7 @@ def _compress_lz4_thoroughly(data: memoryview, level: int) -> bytes:
 
 
 def _decompress_lz4(data: memoryview, out: memoryview) -> int:
-    """Decompress lz4. The block decoder takes a single block in Kafka's framing (1.4 times as fast at 16 KiB)."""
+    """The block decoder takes a single block in Kafka's framing (1.4 times as fast at 16 KiB)."""
     size = int.from_bytes(data[7:11], "little")
     if len(data) == size + 15 and data[:7] == _LZ4_HEADER and not any(data[-4:]):
         room = out[:_LZ4_BLOCK]
@@ -304,7 +287,6 @@ def _lz4_bound(data: memoryview) -> int:
 
 
 def _lz4_blocks(data: memoryview, at: int = 0) -> Iterator[tuple[int, int, bool]]:
-    """(start, length, whether stored uncompressed) of every block of the frame at `at`."""
     flags = data[at + 4]
     at += _lz4_header_bytes(flags)
     while True:
@@ -360,10 +342,7 @@ def _zstd_bound(data: memoryview) -> int:
 
 
 def zstd_frame_header(data: Buffer, at: int = 0) -> tuple[int, int | None, int]:
-    """(bytes before the first block, declared content size, bytes of the checksum) of the frame at `at`.
-
-    The size is None if the frame declares none. Source: RFC 8878, section 3.1.1.
-    """
+    """(bytes before the first block, content size or None, checksum bytes) of a frame. Source: RFC 8878, 3.1.1."""
     view = memoryview(data)
     flags = view[at + 4]
     is_single = flags >> 5 & 1
@@ -374,7 +353,6 @@ def zstd_frame_header(data: Buffer, at: int = 0) -> tuple[int, int | None, int]:
 
 
 def _zstd_frame(data: memoryview, at: int) -> tuple[int, int]:
-    """(maximum decompressed size, end) of the frame at `at`."""
     header_bytes, declared, checksum_bytes = zstd_frame_header(data, at)
     at += header_bytes
     total, is_last = 0, 0

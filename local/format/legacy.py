@@ -11,17 +11,15 @@
 |     | 4    | key length | -1 null; the key follows                                                                   |
 |     | 4    | value length | -1 null; the value follows and ends the message                                          |
 
-With a codec the message is a wrapper: its value holds inner messages of the same format, compressed together. None of
-the inner messages is compressed again.
+With a codec the message is a wrapper: its value holds inner messages of the same format, compressed together once.
 
 - Offsets of inner messages: format 0 stores the records' own offsets. Format 1 stores offsets relative to the start of
   the set; the wrapper's offset is the offset of the last inner message.
 - Timestamps of inner messages are their own. If the wrapper has log append time, its timestamp applies to all.
 - An lz4 frame of format 0 has a header checksum that was computed over the wrong bytes. It is not checked.
 
-Everything is converted to the fields of a `BatchHeader` and a section of format 2 records.
-These formats are never written: a message that the cleaner rewrites becomes a batch of format 2 (`kernels`).
-Sources: kafka `LegacyRecord`, `AbstractLegacyRecordBatch`, `Lz4BlockInputStream`; KIP-31, KIP-32.
+A rewritten message becomes a batch of format 2 (`kernels`). Sources: kafka `LegacyRecord`, `AbstractLegacyRecordBatch`,
+`Lz4BlockInputStream`; KIP-31, KIP-32.
 """
 
 from __future__ import annotations
@@ -60,11 +58,7 @@ class Message(NamedTuple):
 
 
 def header_fields(view: memoryview, at: int) -> tuple[int, ...] | None:
-    """The fields of a `BatchHeader` for the message at byte `at`; None if its header is incomplete.
-
-    The first offset and the number of records of a wrapper are inside it: here it counts as one record at its last
-    offset. Raises Corrupt if the size is below the minimum of the format.
-    """
+    """The `BatchHeader` fields of a message; None if incomplete. Raises Corrupt if its size is too small."""
     if len(view) - at < _HEAD.size:
         return None
     offset, length, crc, magic, attributes = _HEAD.unpack_from(view, at)
@@ -104,10 +98,9 @@ def inner_range(entry: memoryview, limit: int) -> tuple[int, int]:
 
 
 def records_of(entry: memoryview, base_ms: int, limit: int, *, verify: bool) -> bytearray:
-    """Convert a whole message to a plain section of format 2 records.
+    """Convert a whole message to a plain section of format 2 records. Raises as `inner_range`.
 
-    Timestamps are relative to `base_ms`. `verify` also checks the checksums of the inner messages. Raises Corrupt as
-    `inner_range`. Memory: the decompressed set, and a section that is not larger.
+    Timestamps are relative to `base_ms`. `verify` also checks the checksums of the inner messages.
     """
     message = _read(entry, 0, is_inner=False)
     section = bytearray()
@@ -122,9 +115,6 @@ def records_of(entry: memoryview, base_ms: int, limit: int, *, verify: bool) -> 
             raise _wrong("offsets do not ascend within the set", offset=inner.offset)
         _put_record(section, inner_data, inner, inner.timestamp_ms - base_ms, inner.offset - first)
     return section
-
-
-# -- inside a wrapper
 
 
 def _inner_messages(entry: memoryview, wrapper: Message, limit: int, *, verify: bool) -> Iterator[Message]:
@@ -144,7 +134,6 @@ def _inflated(entry: memoryview, wrapper: Message, limit: int) -> memoryview:
 
 
 def _messages(data: memoryview, magic: int, *, verify: bool) -> Iterator[Message]:
-    """The messages of a decompressed set; raises Corrupt if there is none."""
     at = 0
     while at < len(data) or not at:
         if len(data) - at < _LENGTH_OVERHEAD + _LENGTHS_MIN[magic]:
@@ -179,7 +168,6 @@ def _read(data: memoryview, start: int, *, is_inner: bool) -> Message:
 
 
 def _field(data: memoryview, at: int, end: int) -> tuple[int, int, int]:
-    """(start, length, end) of a field."""
     if end - at < 4:
         raise _wrong("a field leaves the message", at=at)
     length = int.from_bytes(data[at : at + 4], "big", signed=True)

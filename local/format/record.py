@@ -1,4 +1,4 @@
-"""Records as named tuples: cheap enough for a million of them; and their varints."""
+"""Records as named tuples, cheap enough for a million of them, and their varints."""
 
 from __future__ import annotations
 
@@ -39,10 +39,9 @@ class StoredRecord(NamedTuple):
     headers: tuple[Header, ...] = ()
 
 
-# Zigzag varints of records: 7 bits per byte, low bits first; the high bit marks a continuation.
-#
-# ``zigzag(n) = (n << 1) ^ (n >> 63)``. 32 bits take at most 5 bytes, 64 bits at most 10 bytes. Bits beyond the width
-# are dropped, as in Kafka's `ByteUtils`.
+# Zigzag varints of records: 7 bits per byte, low bits first; the high bit marks a continuation. ``zigzag(n) = (n << 1)
+# ^ (n >> 63)``: 32 bits take at most 5 bytes, 64 bits at most 10. Bits beyond the width are dropped, as in Kafka's
+# `ByteUtils`.
 
 
 def append_varint(out: bytearray, number: int) -> None:

@@ -1,8 +1,4 @@
-"""The three index files of a segment.
-
-- `index_files` defines, builds, checks and replaces both sparse indexes, `txn_index` the transaction index.
-- `sealed_indexes` serves lookups in closed segments, through a cache of maps.
-"""
+"""The three index files of a segment. `sealed_indexes` serves lookups in closed segments."""
 
 from local.index.index_files import offset_index, time_index
 

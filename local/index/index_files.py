@@ -1,4 +1,4 @@
-"""The two sparse index files of a segment, ``.index`` and ``.timeindex``: format, build, check, replace.
+"""The sparse index files of a segment, ``.index`` and ``.timeindex``: format, build, check, replace.
 
 Big-endian, no header, no checksum:
 
@@ -13,12 +13,12 @@ Big-endian, no header, no checksum:
   increase. A lookup takes the greatest entry at or below the target; the caller scans forward from its position.
 - An entry ``(t, o)`` of the time index states that no record before the batch that ends at `o` is newer than `t`. A
   search for a timestamp therefore starts at the greatest entry **below** it and scans forward. Offsets never fall.
-- A batch gets an offset entry when more than an interval of bytes precedes it since the last entry. A time entry is
-  written at the same batches, only if the largest timestamp has grown, and once more at the last batch.
+- A batch gets an offset entry when more than an interval of bytes precedes it since the last entry. It also gets a time
+  entry if the largest timestamp has grown. The last batch gets a final time entry.
 
-The check is Kafka's sanity check and more: only whole entries, each column in order, no position past the log, and an
-empty time index only if the log has no timestamps. The check cannot detect an index that lost its last entries. Files
-are therefore replaced whole or not at all (`write_aside`, `put_in_place`). Source: kafka `OffsetIndex`, `TimeIndex`.
+The check requires whole entries, each column in order, no position past the log, and an empty time index only if the
+log has no timestamps. It cannot detect the loss of the last entries: files are therefore replaced whole or not at all.
+Source: kafka `OffsetIndex`, `TimeIndex`.
 """
 
 from __future__ import annotations
@@ -48,15 +48,12 @@ Entry = tuple[int, int]
 
 
 class SparseIndex:
-    """The format of one of the two files. An entry is a pair of numbers; one of them is an offset.
-
-    In the file that offset is relative to the segment's base. Raw entries have it relative, all others absolute.
-    """
+    """The format of one of the files. The offset of a raw entry is relative to the base, any other absolute."""
 
     INTERVAL_BYTES = 4096  # Kafka's default of `index.interval.bytes`
 
     def __init__(self, name: str, layout: str, *, is_offset_first: bool, below_all: Entry, disorder: str) -> None:
-        """`below_all` is the raw entry that a lookup returns below the first one; `disorder` is the text of a fault."""
+        """`below_all`: the raw entry below the first one; `disorder`: the text of a fault."""
         self.ENTRY = struct.Struct(layout)
         self.ENTRY_BYTES = self.ENTRY.size
         self._name, self._disorder = name, disorder
@@ -68,7 +65,7 @@ class SparseIndex:
         return self.ENTRY.pack(*self._shifted((first, second), -base_offset))
 
     def encode(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> bytearray:
-        """Return the bytes of a whole file from raw columns. The caller ensures that they fit their fields."""
+        """Return the bytes of a whole file from raw columns, which must fit their fields."""
         import numpy as np
 
         made = np.empty(len(first), self._columns)
@@ -184,8 +181,7 @@ def check_indexes(
 ) -> Judged:
     """Return how much of both files is usable for a log of `log_bytes`. None stands for a missing file.
 
-    `first_timestamp_ms` returns the first batch's largest timestamp (-1: none). It is called only if the time index
-    has at most one entry.
+    `first_timestamp_ms` returns the first batch's largest timestamp (-1: none), called only if needed.
     """
     if offsets is None or times is None:
         problem: str | None = "an index is missing"
@@ -221,11 +217,7 @@ def first_timestamp(files: SegmentFiles) -> int:
 
 
 def scan_times(read: Callable[[int, int], bytes], base_offset: int) -> tuple[int | None, int]:
-    """Scan a log for (largest timestamp, last offset of the first batch with it).
-
-    Without a timestamp the result is (None, `base_offset`). Reads the headers of a log up to the first unsound one.
-    `read` returns the bytes at (position, length).
-    """
+    """Scan headers for (largest timestamp, its first batch's last offset), else (None, `base_offset`)."""
     latest, offset = -1, base_offset
     for _, _, table in slices_of(read):
         at = int(table.max_timestamps.argmax())
@@ -237,8 +229,7 @@ def scan_times(read: Callable[[int, int], bytes], base_offset: int) -> tuple[int
 def slices_of(read: Callable[[int, int], bytes]) -> Iterator[tuple[int, memoryview, BatchTable]]:
     """Yield (position, bytes, headers) of a log's whole batches in slices, up to the first unsound header.
 
-    `read` returns the bytes at (position, length). This function reads and does not map the file, because the file may
-    shrink during the scan: access to a map past the end of its file ends the process.
+    `read` returns the bytes at (position, length). A map would end the process if the file shrinks during the scan.
     """
     from local import kernels
 
@@ -257,7 +248,7 @@ def slices_of(read: Callable[[int, int], bytes]) -> Iterator[tuple[int, memoryvi
 def headers_of(
     read: Callable[[int, int], bytes], size_bytes: int, *, path: str, may_be_torn: bool = False
 ) -> BatchTable:
-    """Return the headers of all batches, read in slices. Raises Corrupt for an earlier end, unless it `may_be_torn`."""
+    """Return the headers of all batches, read in slices. Raises Corrupt if they end early, unless `may_be_torn`."""
     from local import kernels
     from local.format.columns import joined_tables
 
@@ -299,10 +290,7 @@ class OutsideSegment(Corrupt):
 
 
 class Indexes(NamedTuple):
-    """The bytes of both index files, and the largest timestamp.
-
-    `max_timestamp_offset` is the last offset of the first batch with that timestamp; the base offset without one.
-    """
+    """Both index files, and the largest timestamp with the last offset of its first batch (else the base)."""
 
     offset: bytearray
     time: bytearray
@@ -311,11 +299,7 @@ class Indexes(NamedTuple):
 
 
 def build_indexes(table: BatchTable, base_offset: int, interval_bytes: int) -> Indexes:
-    """Build both indexes of a segment as an uninterrupted write leaves them.
-
-    The final time entry is included (KAFKA-806 form). `table` holds all batches of the segment. Raises OutsideSegment
-    if an offset is below `base_offset` or more than 2**31 - 1 above it.
-    """
+    """Build both indexes of a segment, with the final time entry (KAFKA-806). Raises OutsideSegment."""
     rows = IndexRows()
     rows.add(table)
     return rows.indexes(base_offset, interval_bytes)

@@ -1,13 +1,12 @@
 """The indexes of one closed segment for readers: checked at the first lookup, mapped while in use.
 
-**First use.** Opening a log must cost no more than a listing, so an index is not read before its first lookup. The
-first lookup checks both files once (`local.index.index_files.check_indexes`). An unsound index is rebuilt from the log:
+**First use.** Opening a log must cost no more than a listing. The first lookup checks both files once
+(`local.index.index_files.check_indexes`). An unsound index is rebuilt from the log:
 
 1. Build both files and write them under temporary names, without blocking other threads.
 2. Rename them into place under the segment's lock, unless the segment was dropped or replaced since step 1.
 
-A crash at any point leaves each file old (and found unsound again) or new. The next start removes files with temporary
-names.
+A crash at any point leaves each file old (and found unsound again) or new. The next start removes temporary files.
 
 | an unsound index is not rebuilt | behaviour |
 |---|---|
@@ -17,13 +16,11 @@ names.
 **Largest timestamp.** It is the last time entry, if this entry and its neighbours are in order and the batch that the
 entry names has this timestamp. Otherwise the headers of the whole log decide.
 
-**Wrong entries.** An index in order can still be wrong: one changed byte can name another batch. A reader compares each
-entry with the batch at its position and with its own target (`local.segment.segment_reading`, `local.log.log_reader`).
-A contradiction leads to `rebuild`, in memory if the disk must not be written. A wrong index never makes a lookup fail.
+**Wrong entries.** A reader compares each entry with the batch at its position and with its own target. A contradiction
+leads to `rebuild`. A wrong index never makes a lookup fail.
 
-**Descriptors.** `INDEX_MAPS` caches the mapped index files of all closed segments of this process, least recently used
-out. Before Python 3.13 each map holds a descriptor. The local tier holds no other descriptor for closed segments: a
-``.log`` is opened for each read and closed after it.
+**Descriptors.** `INDEX_MAPS` caches the maps of all closed segments of this process, least recently used out. Before
+Python 3.13 each map holds a descriptor. Closed segments need no other: a ``.log`` is opened for each read.
 """
 
 from __future__ import annotations
@@ -98,12 +95,7 @@ INDEX_MAPS = IndexMaps(MAPS_MAX)
 
 
 class Access(NamedTuple):
-    """How the indexes of a segment may be used.
-
-    - `is_trusted`: this process has just written or checked them. Otherwise they are checked first.
-    - `interval_bytes`: a rebuild writes an entry every so many bytes.
-    - `is_shared`: another process may write the segment.
-    """
+    """How indexes may be used. `is_trusted`: just written or checked; `is_shared`: another process may write."""
 
     is_trusted: bool = True
     interval_bytes: int = offset_index.INTERVAL_BYTES
@@ -122,10 +114,9 @@ LOOKING = Access(is_trusted=False, is_shared=True)
 
 
 class SealedIndexes:
-    """The indexes of one closed segment. Thread safe.
+    """The indexes of one closed segment. Thread safe. Raises NotFound once the segment is retired.
 
-    Lookups and reads raise NotFound once the segment is retired.
-    `held` is a context in which the files keep their names. Every use of a file name happens inside it.
+    The files keep their names in the context `held`, in which every use of a file name happens.
     """
 
     __slots__ = ("_access", "_files", "_held", "_is_closed", "_judged", "_judging", "_log_bytes", "_made")
@@ -165,9 +156,8 @@ class SealedIndexes:
     def rebuild(self, problem: str, is_still: Callable[[], bool] = lambda: True) -> None:
         """Build both files again from the headers of the log, which contradict them.
 
-        The result stays in memory if another process may write the segment or the disk refuses the write. `is_still`
-        is called under the lock and returns whether the rebuild is still needed. Raises Corrupt, with nothing changed,
-        if the headers are unsound before the end of the log.
+        The result stays in memory if the segment is shared or the disk refuses the write. `is_still` is called under
+        the lock: whether the rebuild is still needed. Raises Corrupt, with nothing changed, for unsound headers.
         """
         with self._judging:
             if not is_still():
@@ -197,10 +187,7 @@ class SealedIndexes:
         return offset_index.entries(data, self._files.base_offset)
 
     def read(self, suffix: str) -> bytearray:
-        """Return the sound bytes of one file; none of a missing file in a read-only open.
-
-        Raises Corrupt if either file is unsound and not rebuilt, except in a read-only open.
-        """
+        """Return the sound bytes of one file, in a read-only open perhaps none. Raises Corrupt if not rebuilt."""
         judged = self._checked()
         if suffix in self._made:
             return bytearray(self._made[suffix])
@@ -247,11 +234,10 @@ class SealedIndexes:
                 file.close()
 
     def _last_time_entry(self) -> tuple[int, int] | None:
-        """Return the last of at most three entries of the time index; None if they do not confirm each other."""
         width = time_index.ENTRY_BYTES
         with self._opened(TIME_INDEX) as file:
             size = 0 if file is None else file.size()
-            # A single entry has no neighbour to confirm it, and an empty file proves nothing: both files are checked.
+            # A single entry has no neighbour to confirm it, and an empty file proves nothing.
             if file is None or size % width or size < 2 * width:
                 return None
             probe = file.read(0, width) + file.read(max(size - 2 * width, width), 2 * width)
@@ -260,7 +246,6 @@ class SealedIndexes:
         return time_index.entries(probe, self._files.base_offset)[-1]
 
     def _is_of_its_batch(self, timestamp_ms: int, offset: int) -> bool:
-        """Return whether a batch ends with `offset` and has this largest timestamp; at most `_PROBES_MAX` reads."""
         position, data, at = self._unjudged_position(offset), b"", 0
         for _ in range(_PROBES_MAX):
             data, at = self._read_log(position, _PROBE_BYTES), 0
@@ -277,7 +262,7 @@ class SealedIndexes:
         return False
 
     def _unjudged_position(self, offset: int) -> int:
-        """Return the position in the unchecked offset index. Does not wait for a rebuild under way."""
+        """Return the position in the unchecked offset index, without waiting for a rebuild."""
         width = offset_index.ENTRY_BYTES
         with self._opened(OFFSET_INDEX) as file:
             data = b"" if file is None else file.read(0, file.size() // width * width)
@@ -285,7 +270,7 @@ class SealedIndexes:
 
     @contextmanager
     def _opened(self, suffix: str) -> Iterator[StorageFile | None]:
-        """Open one index file to read; None if it is missing. Raises NotFound once the segment is retired."""
+        """Open an index file; None if it is missing. Raises NotFound once the segment is retired."""
         file = None
         with self._held(), suppress(NotFound):
             file = self._files.storage.open_reader(self._files.path(suffix))
@@ -298,7 +283,6 @@ class SealedIndexes:
     # -- judging -------------------------------------------------------------------------------------------------
 
     def _checked(self) -> Judged:
-        """Return the result of the check, computed once. It has a `problem` only if a rebuild is impossible."""
         if self._judged is None:
             with self._judging:
                 if self._judged is None:
@@ -320,10 +304,7 @@ class SealedIndexes:
         return Judged(0, 0, judged.problem)
 
     def _built(self) -> Indexes:
-        """Build both indexes from the headers of all batches. Raises NotFound, Corrupt.
-
-        The log is read in slices: a truncation need not wait. Checksums are left to the reads of the batches.
-        """
+        """Build both indexes from the batch headers, without CRCs, read in slices: a truncation need not wait."""
         path, is_shared = self._files.path(LOG), self._access.is_shared
         table = headers_of(self._read_log, self._log_bytes, path=path, may_be_torn=is_shared)
         return build_indexes(table, self._files.base_offset, self._access.interval_bytes)
@@ -342,7 +323,6 @@ class SealedIndexes:
         _log.warning("rebuilt the indexes of a segment: path=%s cause=%s", self._files.path(LOG), problem)
 
     def _content(self, suffix: str) -> memoryview | bytes | None:
-        """Return the whole file, mapped where that is safe; None if it is missing."""
         try:
             if self._access.is_shared:
                 return self._files.storage.read(self._files.path(suffix))

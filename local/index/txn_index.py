@@ -8,12 +8,12 @@
 | 18  | 8    | lastOffset           | of its abort marker, inclusive; strictly increases, never below the base   |
 | 26  | 8    | lastStableOffset     | the LSO once the marker is in the log, its transaction decided             |
 
-Big-endian, 34 bytes an entry, no header, no checksum. The file is created with a segment's first aborted transaction.
-A tail shorter than an entry is a torn write and is ignored. Source: kafka `TransactionIndex`, `AbortedTxn`.
+Big-endian, 34 bytes an entry, no header, no checksum. The file is created with a segment's first aborted transaction. A
+tail shorter than an entry is a torn write and is ignored. Source: kafka `TransactionIndex`, `AbortedTxn`.
 
 **Comparison with the log.** The markers in the log are authoritative: a transactional batch belongs to an aborted
-transaction if the next marker of its producer is an abort. The index is a shortcut without a checksum, and a missing
-index looks like one that was never needed. An index is therefore used only if it agrees with the batches:
+transaction if the next marker of its producer is an abort. The index has no checksum and may be missing, so it is used
+only if it agrees with the batches:
 
 1. An abort marker after records of its transaction in this segment has an entry with that producer and marker. The
    entry begins at or below the first of these records and above the producer's previous marker.
@@ -22,8 +22,8 @@ index looks like one that was never needed. An index is therefore used only if i
 3. No entry ends at an offset without an abort marker of its producer.
 4. The last stable offset of an entry is not above the first record of a transaction that is open at its marker.
 
-The entries of a cleaned segment agree too: the cleaner retains the entry of each marker that it retains for batches of
-the transaction. Source: kafka `ProducerAppendInfo.appendEndTxnMarker`, `Cleaner.CleanedTransactionMetadata`.
+The entries of a cleaned segment agree too. Source: kafka `ProducerAppendInfo.appendEndTxnMarker`,
+`Cleaner.CleanedTransactionMetadata`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _KIND_AT = HEADER_BYTES + 8  # low byte of the marker's type
 
 
 class AbortedTransaction(NamedTuple):
-    """One entry: data in ``[first_offset, last_offset)``, the marker at `last_offset`. Fields in file order."""
+    """An entry: data in ``[first_offset, last_offset)``, its marker at `last_offset`. Fields in file order."""
 
     producer_id: int
     first_offset: int
@@ -94,8 +94,7 @@ def overlapping(
 ) -> tuple[list[AbortedTransaction], bool]:
     """Return the entries for reading ``[from_offset, upper_offset)``, and whether the search is complete.
 
-    The search is complete if an entry's last stable offset is at or above `upper_offset`. Otherwise the caller
-    continues in the next segment.
+    It is complete if an entry's last stable offset is at or above `upper_offset`; else the next segment has more.
     """
     found = []
     for each in aborted:
@@ -124,11 +123,7 @@ class Ended(NamedTuple):
 
 
 class _Abort(NamedTuple):
-    """The facts that an entry must cover.
-
-    `first_record` is None without records in this segment, `marker_before` without an earlier marker of the producer.
-    `stable_max` is the highest last stable offset that the entry may have.
-    """
+    """The facts that an entry must cover; `stable_max` is its highest legal last stable offset."""
 
     first_record: int | None
     marker_before: int | None
@@ -137,10 +132,9 @@ class _Abort(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentTransactions:
-    """The transactions of a segment, by producer.
+    """The transactions of a segment, by producer. `aborts` has the keys (producer, offset of the marker).
 
-    `first_ended` and `last_ended` are the first and the last marker. `open_from` is the first record after the last
-    marker. `aborts` has the keys (producer, offset of the marker). `next_offset` is one past the last scanned batch.
+    `open_from` is the first record after the last marker, `next_offset` one past the last scanned batch.
     """
 
     next_offset: int
@@ -185,11 +179,7 @@ class TransactionScan:
         self._aborts: dict[tuple[int, int], _Abort] = {}
 
     def upto(self, size_bytes: int, read: Callable[[int, int], bytes]) -> SegmentTransactions:
-        """Return the transactions of the first `size_bytes`, or of more bytes if an earlier call read more.
-
-        `read` returns the bytes at (position, length). Raises Corrupt for a control record with an invalid marker.
-        Batches after a damaged header are not counted.
-        """
+        """Return the transactions of the first `size_bytes` or more, up to a damaged header. Raises as `take`."""
         with self._lock:
             start = self._position
             if self._said is not None and start >= size_bytes:
@@ -201,7 +191,7 @@ class TransactionScan:
             return self._said
 
     def take(self, data: memoryview, table: BatchTable) -> None:
-        """Add the transactions of the batches in `data`. Raises Corrupt for a control record with an invalid marker."""
+        """Add the transactions of the batches in `data`. Raises Corrupt for an invalid marker."""
         import numpy as np
 
         if len(table):
@@ -246,8 +236,7 @@ def carried_problem(
 ) -> str | None:
     """Return why a segment's entries contradict the segments before it, or None if they agree.
 
-    `undecided` maps producer to first record, for transactions open at the segment's base. `ended` maps each producer
-    to its last marker below the base.
+    `undecided`: first records of transactions open at the base; `ended`: last markers below it; both by producer.
     """
     known = {(each.producer_id, each.last_offset): each for each in entries}
     for producer, first in undecided.items():
@@ -263,7 +252,6 @@ def carried_problem(
 
 
 def _is_abort(data: memoryview, position: int) -> bool | None:
-    """Return whether the control batch at `position` aborts; None if it ends no transaction."""
     at = position + HEADER_BYTES
     if data[at : at + len(_PLAIN_MARKER)] == _PLAIN_MARKER and data[position + _KIND_AT] in (0, 1):
         return data[position + _KIND_AT] == 0

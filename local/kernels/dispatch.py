@@ -2,7 +2,7 @@
 
 Uses the compiled `local.kernels._kernels` if it was built, else `local.kernels.pure_kernels`; always the latter with
 ``TIERED_PURE_KERNELS=1`` in the environment. Both process uncompressed batches of format 2 only. This module
-decompresses and compresses around them, and converts messages of formats 0 and 1 (`local.format.legacy`).
+decompresses, compresses, and converts messages of formats 0 and 1 (`local.format.legacy`).
 
 Bytes from a disk or a store are untrusted until checked: first the CRC, then the structure, then each count and length
 against the available bytes. Raises only Corrupt and InvalidRequest.
@@ -89,8 +89,8 @@ def implementation() -> Literal["compiled", "pure"]:
 def scan_batches(data: Buffer, *, verify: bool = True, position: int = 0) -> BatchTable:
     """Scan consecutive batches from byte `position`; stop at a torn or wrong batch, without raising.
 
-    Messages of formats 0 and 1 are rows too; the row of a wrapper has the offsets and the number of the records inside.
-    `verify` checks every CRC. Raises InvalidRequest if `position` is outside `data`.
+    Messages of formats 0 and 1 are rows too. `verify` checks every CRC. Raises InvalidRequest if `position` is outside
+    `data`.
     """
     view = _bytes_of(data)
     return _with_legacy(view, _chosen.scan_batches(view, verify=verify, position=position), verify, verify)
@@ -109,7 +109,7 @@ def decode_columns(
     With a `table` of the same `data` the scan is skipped. Without `verify` CRCs are not checked; the structure always
     is. Records of control batches are left out unless `include_control` is set; their rows stay in the table. Raises
     Corrupt with ``at`` and ``base_offset``. Raises InvalidRequest if compressed batches, together with the uncompressed
-    batches of the call, decompress to more than `decompressed_bytes_max`: use `decode_in_steps` then.
+    batches of the call, decompress to more than `decompressed_bytes_max`.
     """
     view = _bytes_of(data)
     table = _scanned(view, verify=verify) if table is None else _checked(view, table)
@@ -145,8 +145,7 @@ def decode_in_steps(
 
     A step has at least one batch. It ends with the batch that takes its decompressed bytes past `step_bytes`, or before
     the batch that would take its columns past it. Its table holds its own batches: `positions` are bytes of `data`, but
-    `valid_bytes` and `problem` describe all of `data`. Without a whole batch there is no step. The memory of a step is
-    free once the caller drops its references. Raises as `decode_columns`, possibly after some steps.
+    `valid_bytes` and `problem` describe all of `data`. Raises as `decode_columns`, possibly after some steps.
     """
     view = _bytes_of(data)
     table = _scanned(view, verify=verify) if table is None else _checked(view, table)
@@ -178,10 +177,9 @@ def decode_in_steps(
 def gather(
     data: Buffer, starts: NDArray[np.int64], lengths: NDArray[np.int32]
 ) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """Join ranges of `data`: (n + 1 offsets, bytes), the two buffers of an Arrow binary array.
+    """Join ranges of `data`: (n + 1 offsets, bytes), the two buffers of an Arrow binary array; -1 is empty.
 
-    A length of -1 gives an empty range. Raises InvalidRequest for a range outside `data`, or above 2^31-1 bytes, which
-    32-bit offsets cannot address.
+    Raises InvalidRequest for a range outside `data`, or for more than 2^31-1 bytes.
     """
     starts, lengths = np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(lengths, np.int32)
     return _chosen.gather(_bytes_of(data), starts, lengths)
@@ -204,11 +202,7 @@ def encode_plain_batch(
 
 
 def cut_columns(columns: RecordColumns, batch_bytes: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Divide rows into batches: (end row of each batch, its exact uncompressed size).
-
-    A batch gets as many rows as fit `batch_bytes`, at least one. Raises InvalidRequest for invalid columns: ranges
-    outside their buffers, wrong headers, timestamps below -1, different lengths.
-    """
+    """Divide rows into batches: (end rows, exact uncompressed sizes). Raises InvalidRequest for invalid columns."""
     return _chosen.cut_columns(_source(columns), batch_bytes)
 
 
@@ -220,16 +214,13 @@ def encode_columns(
     attributes: int,
     append_time_ms: int,
 ) -> memoryview:
-    """Encode consecutive batches found by `cut_columns` into one writable buffer of `size_bytes`.
-
-    Use `local.log.encoding` instead. Raises InvalidRequest if rows or sizes do not match the columns.
-    """
+    """Encode batches found by `cut_columns` into one writable buffer of `size_bytes`. Raises InvalidRequest."""
     ends = np.ascontiguousarray(batch_ends, np.int64)
     return _chosen.encode_columns(_source(columns), first_row, ends, size_bytes, attributes, append_time_ms).data
 
 
 def hash_keys(data: Buffer, starts: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.uint32]:
-    """murmur2 of each range, as in Kafka's default partitioner; null as empty. Raises InvalidRequest outside `data`."""
+    """murmur2 of each range, as Kafka's default partitioner; null as empty. Raises InvalidRequest."""
     starts, lengths = np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(lengths, np.int32)
     return _chosen.hash_keys(_bytes_of(data), starts, lengths)
 
@@ -242,9 +233,8 @@ def filter_batches(
     actions: NDArray[np.uint8] | None = None,
     horizon_ms: int = 0,
 ) -> bytes:
-    """Filter the records of `data`.
+    """Filter records: `keep` has one flag per record of `decode_columns(include_control=True)`.
 
-    `keep` has one flag per record of `decode_columns(include_control=True)`.
     `actions` gives the action per batch (`pure_kernels.DROP` etc.; REBASE rebuilds and sets the delete horizon
     `horizon_ms`). Without `actions` it follows from the flags:
 
@@ -255,10 +245,10 @@ def filter_batches(
     | all records removed | left out; with `keep_last_batch` the last batch stays, empty, for its next offset |
 
     The base timestamp becomes the delete horizon, else the first remaining record's. The largest timestamp becomes that
-    of the remaining records, unless the batch has log append time. The codec is used at its default level. A message of
-    format 0 or 1 that is rebuilt or emptied becomes a batch of format 2. Every CRC is checked first. Memory: the
-    result, and one decompressed batch at a time. Raises Corrupt. Raises InvalidRequest unless there is one flag per
-    record and one action per batch, and `data` ends with a whole batch. Source: kafka `MemoryRecords.filterTo`.
+    of the remaining records, unless the batch has log append time. The codec is used at its default level. A changed
+    message of format 0 or 1 becomes a batch of format 2. Every CRC is checked first. Raises Corrupt. Raises
+    InvalidRequest unless there is one flag per record and one action per batch, and `data` ends with a whole batch.
+    Source: kafka `MemoryRecords.filterTo`.
     """
     view = _bytes_of(data)
     table = _filterable(view)
@@ -276,10 +266,10 @@ def filter_batches(
 def rebuilt_batches(
     data: Buffer, keep: NDArray[np.uint8], actions: NDArray[np.uint8], horizon_ms: int, out: NDArray[np.uint8]
 ) -> Iterator[memoryview]:
-    """The output of `filter_batches`, in parts of whole batches inside `out`.
+    """The output of `filter_batches`, in parts of whole batches inside `out`, each valid until the next.
 
-    A part is valid until the next part. `keep` has one bit per record: r is bit ``r & 7`` of byte ``r >> 3``. A part
-    too large for `out` gets its own memory. Raises as `filter_batches`, possibly after parts.
+    `keep` has one bit per record: r is bit ``r & 7`` of byte ``r >> 3``. Raises as `filter_batches`, possibly after
+    parts.
     """
     view = _bytes_of(data)
     table = _filterable(view)
@@ -289,16 +279,14 @@ def rebuilt_batches(
 
 
 def count_bits(bits: NDArray[np.uint8], counts: NDArray[np.int32]) -> NDArray[np.int64]:
-    """The number of set bits for each of consecutive batches. Raises InvalidRequest for fewer bits than records."""
+    """The number of set bits of each consecutive batch. Raises InvalidRequest for fewer bits than records."""
     return _chosen.count_bits(bits, _firsts(counts), counts)
 
 
 def kept_bytes(data: Buffer, table: BatchTable, keep: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The bytes in `data` of the records with a set bit, for each batch of `table`.
+    """The bytes in `data` of the records with a set bit, for each batch of `table`. Nothing is verified.
 
-    A compressed batch counts with all its records. A message of format 0 or 1 counts as a whole: its records are not
-    larger. `keep` has one bit per record, as in `rebuilt_batches`. Nothing is verified.
-    Raises InvalidRequest if bits or table do not fit.
+    A compressed batch, or a message of format 0 or 1, counts as a whole. Raises InvalidRequest for other data.
     """
     is_legacy, firsts = table.magics != MAGIC, _firsts(table.record_counts)
     sizes: NDArray[np.int64] = table.sizes.astype(np.int64) - np.where(is_legacy, 0, HEADER_BYTES)
@@ -312,7 +300,6 @@ def kept_bytes(data: Buffer, table: BatchTable, keep: NDArray[np.uint8]) -> NDAr
 
 
 def _source(columns: RecordColumns) -> pure_kernels.Source:
-    """The buffers and arrays in the form of the kernels."""
     return (
         _bytes_of(columns.key_data),
         np.ascontiguousarray(columns.key_starts, np.int64),
@@ -338,11 +325,11 @@ def _bytes_of(data: Buffer) -> memoryview:
 
 
 def _scanned(view: memoryview, *, verify: bool) -> BatchTable:
-    """Scan the structure of all whole batches. CRCs are left to the loop that reads the bytes anyway."""
+    """Scan the structure of all whole batches. The loop that reads the bytes checks the CRCs."""
     table = _with_legacy(view, _chosen.scan_batches(view, verify=False), False, verify)
     if table.is_corrupt:
         at = table.valid_bytes
-        # An invalid header is most often a damaged header: report a wrong checksum first, if `verify` is set.
+        # An invalid header is most often a damaged header: report a wrong checksum first.
         checked = _chosen.scan_batches(view, verify=verify, position=at).problem
         problem = table.problem if checked is None or checked in MESSAGE_FOUND else checked
         base_offset = int.from_bytes(view[at : at + 8], "big", signed=True)
@@ -351,7 +338,6 @@ def _scanned(view: memoryview, *, verify: bool) -> BatchTable:
 
 
 def _with_legacy(view: memoryview, table: BatchTable, verify: bool, verify_legacy: bool) -> BatchTable:
-    """Continue a kernel's `table` after the messages of formats 0 and 1 at which the kernel stopped."""
     if table.problem not in MESSAGE_FOUND:
         return table
     runs = [table]
@@ -381,7 +367,6 @@ def _checked(view: memoryview, table: BatchTable) -> BatchTable:
 
 
 def _packed(table: BatchTable, *, include_control: bool) -> NDArray[np.bool_]:
-    """Which batches must be decompressed or converted to format 2."""
     packed: NDArray[np.bool_] = ((table.attributes & CODEC_BITS) != Codec.NONE) & (table.sizes > HEADER_BYTES)
     packed |= table.magics != MAGIC
     return packed if include_control else packed & ((table.attributes & CONTROL) == 0)
@@ -393,7 +378,7 @@ def _plain_columns(view: memoryview, table: BatchTable, *, verify: bool, include
 
 
 def _verify(view: memoryview, table: BatchTable) -> None:
-    """Check the CRCs of all batches in one call, before a decompressor reads any byte. Raises Corrupt."""
+    """Check all CRCs in one call, before a decompressor reads any byte. Raises Corrupt."""
     if table.has_legacy:
         table = without_messages(view, table)
     drop = np.full(len(table), DROP, np.uint8)
@@ -408,10 +393,7 @@ def _verify(view: memoryview, table: BatchTable) -> None:
 def _inflated(
     view: memoryview, table: BatchTable, packed: list[bool], budget: int, *, verify: bool
 ) -> tuple[memoryview, NDArray[np.int64], NDArray[np.int64]]:
-    """(buffer with the uncompressed sections, start of each section, end of each section).
-
-    Ends with the last batch, or with the batch that takes the buffer past `budget`.
-    """
+    """(buffer, section starts, section ends), up to the section that takes the buffer past `budget`."""
     ends: list[int] = []
     used = 0
     arena = np.empty(max(_ARENA_BYTES_MIN, min(budget, _ARENA_RATIO * len(view))), np.uint8)
@@ -445,7 +427,6 @@ def _inflated(
 def _inflate_row(
     codec: Codec, section: memoryview, arena: NDArray[np.uint8], used: int, budget: int
 ) -> tuple[NDArray[np.uint8], int]:
-    """(the buffer, possibly larger; bytes written at `used`). Raises Corrupt."""
     damage: Corrupt | None = None
     for size in size_guesses(codec, section, INFLATED_BYTES_MAX):
         arena = _grown(arena, used, size, budget)
@@ -468,7 +449,6 @@ def _grown(arena: NDArray[np.uint8], used: int, more: int, budget: int) -> NDArr
 
 
 def _placed(error: Corrupt, header: BatchHeader, position: int, **facts: object) -> Corrupt:
-    """The same error, with the batch's position in the caller's data."""
     where = {"at": position, "base_offset": header.base_offset}
     return Corrupt(error.attempt, **{**error.facts, **facts, **where})
 
@@ -477,7 +457,6 @@ def _placed(error: Corrupt, header: BatchHeader, position: int, **facts: object)
 
 
 def _filterable(view: memoryview) -> BatchTable:
-    """The table of `view`. Raises InvalidRequest unless it consists of whole batches; raises Corrupt."""
     table = _scanned(view, verify=True)
     if table.problem is not None:
         raise InvalidRequest("cannot filter batches, one is cut off", at=table.valid_bytes, bytes=len(view))
@@ -485,7 +464,6 @@ def _filterable(view: memoryview) -> BatchTable:
 
 
 def _firsts(counts: NDArray[np.int32]) -> NDArray[np.int64]:
-    """The index of the first record of each batch."""
     firsts: NDArray[np.int64] = np.cumsum(counts, dtype=np.int64) - counts
     return firsts
 
@@ -555,7 +533,6 @@ def _apart(
 def _repacked(
     view: memoryview, header: BatchHeader, position: int, flags: NDArray[np.uint8], how: tuple[int, int]
 ) -> bytes:
-    """Rebuild a batch in format 2: decompress it, filter its records, restore its compression."""
     try:
         plain = _plain(view, header, position)
     except Corrupt as error:
@@ -577,7 +554,6 @@ def _repacked(
 
 
 def _plain(view: memoryview, header: BatchHeader, position: int) -> memoryview:
-    """A batch uncompressed and in format 2."""
     plain = header._replace(magic=MAGIC, attributes=header.attributes & ~CODEC_BITS)
     entry = view[position : position + header.size_bytes]
     if header.is_legacy:

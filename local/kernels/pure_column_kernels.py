@@ -1,6 +1,6 @@
-"""Columns to batches, and the hash of keys, in plain Python; exported by `local.kernels.pure_kernels`.
+"""Columns to batches, and the hash of keys, in plain Python: the counterpart of `_kernels_columns.pxi`.
 
-The counterpart of `_kernels_columns.pxi`. Raises only InvalidRequest: the caller supplies the columns.
+Raises only InvalidRequest: the caller supplies the columns.
 """
 
 from __future__ import annotations
@@ -52,10 +52,9 @@ def cut_columns(columns: Source, batch_bytes: int) -> tuple[Longs, Longs]:
 def encode_columns(
     columns: Source, first_row: int, batch_ends: Longs, size_bytes: int, attributes: int, append_time_ms: int
 ) -> NDArray[np.uint8]:
-    """The kernel of `dispatch.encode_columns`: consecutive uncompressed batches in one buffer of `size_bytes`.
+    """The kernel of `dispatch.encode_columns`. The base offset of a batch is its first row.
 
-    The batches have the rows from `first_row` to ``batch_ends[0]``, from there to ``batch_ends[1]``, .. The base offset
-    of a batch is the number of its first row. Batches have no producer and leader epoch 0.
+    Batch i ends before row ``batch_ends[i]``. No producer, leader epoch 0.
     """
     rows, first = _row_count(columns), first_row
     for index, stop in enumerate(batch_ends.tolist()):
@@ -103,7 +102,6 @@ def _row_count(columns: Source) -> int:
 
 
 def _record(columns: Source, row: int, first: int) -> bytearray:
-    """The row as a record of the batch that starts with row `first`."""
     keys, key_starts, key_lengths, values, value_starts, value_lengths, times, header_data, starts, counts = columns
     key_range = int(key_starts[row]), int(key_lengths[row])
     value_range = int(value_starts[row]), int(value_lengths[row])
@@ -134,7 +132,6 @@ def _is_inside(data: memoryview, start: int, length: int) -> bool:
 
 
 def _headers_at(data: memoryview, start: int, count: int) -> bytes | None:
-    """The encoded headers including their number; None if they are invalid."""
     at, end = start, len(data)
     if not 0 <= start < end:
         return None

@@ -1,9 +1,7 @@
 """The hot loops in plain Python: reference of the compiled kernels, fallback without a compiler.
 
-The functions, arguments and results equal those of `local.kernels._kernels`, and `local.kernels.dispatch` documents
-them. Both process uncompressed batches only. The functions that append columns are in
-`local.kernels.pure_column_kernels`. All functions raise only Corrupt (the bytes contradict the format) and
-InvalidRequest (a wrong call).
+Functions, arguments and results equal those of `local.kernels._kernels`; `local.kernels.dispatch` documents them. All
+functions raise only Corrupt (the bytes contradict the format) and InvalidRequest (a wrong call).
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ DROP, VERBATIM, REBUILD, EMPTY, REBASE = range(5)  # actions of `rebuild_batches
 
 
 class PlainRecord(NamedTuple):
-    """The positions of one record. `rest` is the start of the offset delta; bytes from there on never change."""
+    """The positions of one record. `rest` is the start of the offset delta."""
 
     start: int
     rest: int
@@ -113,8 +111,7 @@ def decode_batches(
 ) -> Columns:
     """Decode the records of every batch of `table`. Raises Corrupt; its facts name the batch.
 
-    The uncompressed records of row i are in ``data[starts[i]:ends[i]]``. `verify` checks the CRCs; `data` must then be
-    the data that `table` was scanned from.
+    The uncompressed records of row i are in ``data[starts[i]:ends[i]]``. With `verify`, `table` must be of `data`.
     """
     rows: list[tuple[int, ...]] = []
     for ordinal in range(len(table)):
@@ -358,10 +355,9 @@ def rebuild_batches(
     """Apply the `actions` to rows of `table` from `first_row` on; write the batches to `out`.
 
     Returns (next row, bytes written): as many rows below `stop_row` as certainly fit. Rows to rebuild are uncompressed.
-    `keep` has one bit per record: r is bit ``r & 7`` of byte ``r >> 3``. The bits of row i start at `keep_starts[i]`; a
-    row for REBUILD or REBASE has at least one set bit. REBASE sets `horizon_ms` as the delete horizon. Checksums are
-    checked; of removed records only the lengths are read. Raises Corrupt, and InvalidRequest for arrays that do not
-    fit.
+    `keep` is as in `dispatch.rebuilt_batches`; the bits of row i start at `keep_starts[i]`. A row for REBUILD or REBASE
+    has at least one set bit. REBASE sets `horizon_ms` as the delete horizon. Checksums are checked; of removed records
+    only the lengths are read. Raises Corrupt, and InvalidRequest for arrays that do not fit.
     """
     if len(actions) != len(table) or len(keep_starts) != len(table) or not 0 <= first_row <= stop_row <= len(table):
         raise InvalidRequest("rebuilding batches, not one action per batch", actions=len(actions), rows=len(table))
@@ -391,10 +387,7 @@ def rebuild_batches(
 def kept_bytes(
     data: memoryview, table: BatchTable, keep: NDArray[np.uint8], keep_starts: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The bytes of the flagged records of each batch; all bytes of a batch with invalid records.
-
-    Rows are uncompressed. `keep` is as in `rebuild_batches`. Raises InvalidRequest for arrays that do not fit.
-    """
+    """The bytes of the flagged records of each uncompressed batch; all bytes if its records are invalid."""
     sizes = np.zeros(len(table), np.int64)
     for row, first in enumerate(keep_starts.tolist()):
         header, position = table.row(row), int(table.positions[row])
@@ -430,7 +423,7 @@ def count_bits(bits: NDArray[np.uint8], starts: NDArray[np.int64], counts: NDArr
 
 
 class _KeptRecord(NamedTuple):
-    """A record that a filter keeps. The bytes from `rest` on, the start of the offset delta, are copied unchanged."""
+    """A record that a filter keeps. The bytes from `rest` on, the start of the offset delta, are copied."""
 
     start: int
     rest: int
@@ -465,21 +458,16 @@ def _kept_records(data: memoryview, header: BatchHeader, position: int, flags: l
 
 
 def emptied(header: BatchHeader) -> bytes:
-    """The batch without records. It preserves the offsets and the producer's state.
-
-    Codec and delete horizon are removed, the largest timestamp stays (kafka `DefaultRecordBatch.writeEmptyHeader`). The
-    result has format 2, whatever the format of the batch.
-    """
+    """The batch in format 2 without records. Source: kafka `DefaultRecordBatch.writeEmptyHeader`."""
     bits = header.attributes & (LOG_APPEND_TIME | TRANSACTIONAL | CONTROL)
     return seal(header._replace(magic=MAGIC, attributes=bits, base_timestamp_ms=-1, record_count=0), b"")
 
 
 def _rebuilt(data: memoryview, header: BatchHeader, position: int, flags: list[bool], horizon_ms: int | None) -> bytes:
-    """Rebuild a batch with the flagged records.
+    """Rebuild a batch with the flagged records. A new `horizon_ms` also sets the attribute bit.
 
-    The base timestamp is the delete horizon if there is one, else the timestamp of the first flagged record
-    (`MemoryRecordsBuilder`). A new `horizon_ms` also sets the attribute bit. Records with earlier timestamps get a
-    negative delta.
+    The base timestamp is the delete horizon, else the timestamp of the first flagged record (`MemoryRecordsBuilder`).
+    Records with earlier timestamps get a negative delta.
     """
     remaining = _kept_records(data, header, position, flags)
     bits = header.attributes
@@ -487,7 +475,6 @@ def _rebuilt(data: memoryview, header: BatchHeader, position: int, flags: list[b
         base_ms, bits = horizon_ms, bits | DELETE_HORIZON
     else:
         base_ms = header.base_timestamp_ms if header.has_delete_horizon else remaining[0].timestamp
-    # With an unchanged base timestamp the flagged records are copied byte for byte.
     is_same = base_ms == header.base_timestamp_ms and not header.attributes & LOG_APPEND_TIME
     section = bytearray()
     for record in remaining:

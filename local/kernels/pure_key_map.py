@@ -1,7 +1,7 @@
 """The offset map of the cleaner's first pass; it also documents the compiled `KeyMap`.
 
-Memory is bounded. The result is not a map of offsets but one bit per record: set until a newer record of its key is
-added. Keys are compared in their own buffer, so a slot takes 12 bytes (Kafka's `SkimpyOffsetMap`: 24).
+The result is one bit per record: set until a newer record of its key is added. Keys are compared in their own buffer,
+so a slot takes 12 bytes (Kafka's `SkimpyOffsetMap`: 24).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ TAKE, PASS_BY, LET_GO = range(3)  # what `add_batches` does with a batch
 class KeyMap:
     """The newest record of every key, exactly: keys are compared, not only their hashes. Not thread safe.
 
-    `slots` bounds the memory. `entries_max` is the maximum number of keys and must be below `slots`. A buffer given to
-    `hold` must not change while the map is used. Keys outside the held buffers (decompressed keys) are copied, up to
-    `arena_bytes_max` bytes. A random `seed` protects against keys chosen to collide. `hash_mask` weakens the hash for
-    tests: collisions cost time and never change a result. Raises InvalidRequest for invalid arguments.
+    `slots` bounds the memory. `entries_max` is the maximum number of keys, below `slots`. A buffer given to `hold` must
+    not change while the map is used. Keys outside the held buffers are copied, up to `arena_bytes_max` bytes. A random
+    `seed` protects against keys chosen to collide. `hash_mask` weakens the hash for tests. Raises InvalidRequest for
+    invalid arguments.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class KeyMap:
         """Add the keys of consecutive records; returns the number of rows done before map or arena was full.
 
         Row r is the record with ordinal ``first_ordinal + r``. If its key is added again, the record loses its bit in
-        `keep` (one bit per record: ordinal o is bit ``o & 7`` of byte ``o >> 3``). Rows with a null key, or with a flag
-        in `skip`, are skipped. With `buffer`, the bytes of `data` start at `position` of that held buffer.
+        `keep` (one bit per record: ordinal o is bit ``o & 7`` of byte ``o >> 3``). Rows with a null key or a flag in
+        `skip` are skipped. With `buffer`, the bytes of `data` start at `position` of that held buffer.
         """
         rows, flags = len(starts), min(len(keep) * 8, ORDINAL_MAX)
         if rows != len(lengths) or rows != len(skip) or buffer >= len(self._held):
@@ -114,9 +114,8 @@ class KeyMap:
         buffer: int,
         position: int,
     ) -> int | None:
-        """Add the records of whole uncompressed batches.
+        """Add whole uncompressed batches; return the number of records without a key, None if the map was full.
 
-        Returns the number of records without a key, None if the map was full.
         `roles` has the role of each batch of `table`:
 
         | role | keys are added | bits in `keep` |
@@ -126,8 +125,8 @@ class KeyMap:
         | LET_GO | no | cleared for all records |
 
         Under TAKE, records with a key and no value get a bit in `tombstones`. Ordinals count all records. Otherwise as
-        `add`, with a held buffer. Every checksum and every record is checked. Raises Corrupt; bits of
-        records before the damage may be set then.
+        `add`, with a held buffer. Every checksum and every record is checked. Raises Corrupt, perhaps after some bits
+        changed.
         """
         total = int(table.record_counts.sum(dtype=np.int64))
         flags = min(len(keep) * 8, len(tombstones) * 8, ORDINAL_MAX)

@@ -1,10 +1,4 @@
-"""One partition's log on a disk.
-
-- `log` is the public class: open, append, read, truncate, delete. Start there; it names its components.
-- `loading` and `recovery` open a directory after a crash. `read_only_open` opens one that another process writes.
-- `producer_state` keeps idempotent producers and transactions.
-- `log_state` is what the components share: the lock, the group commit, the cleaning state.
-"""
+"""One partition's log on a disk. Start with `log`, the public class."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Kafka's text files: offset checkpoints, leader epochs, ``partition.metadata``, ``meta.properties``.
 
-A checkpoint has a line ``0`` (version), a line with the number of entries, then one entry per line. It is replaced
-whole (`storage.replace_file`), so a crash leaves the old or the new one. A damaged checkpoint is Corrupt and is never
-repaired by guessing. A missing or empty one has no entries. Source: kafka `CheckpointFile`, `PartitionMetadataFile`.
+A checkpoint has a line ``0`` (version), a line with the number of entries, then one entry a line; a missing or empty
+one has none. It is replaced whole. A damaged one is Corrupt. Source: kafka `CheckpointFile`, `PartitionMetadataFile`.
 """
 
 from __future__ import annotations
@@ -101,11 +100,7 @@ def read_meta_properties(storage: Storage, root: str) -> MetaProperties | None:
 
 
 def ensure_meta_properties(storage: Storage, root: str, like: MetaProperties | None = None) -> MetaProperties:
-    """Return the ids in ``meta.properties``; write the file on first use.
-
-    The directory id is new. The cluster id and node id are those of `like`. If `like` has none, the cluster id is new
-    and the node id is "1".
-    """
+    """Return the ids in ``meta.properties``; on first use write them: of `like`, or new with node id "1"."""
     found = read_meta_properties(storage, root)
     if found is not None:
         return found
@@ -122,7 +117,7 @@ def ensure_meta_properties(storage: Storage, root: str, like: MetaProperties | N
 
 
 def parse_entries(data: bytes, path: str, width: int) -> list[tuple[int, list[str]]]:
-    """Return (line number, fields) of a checkpoint's entries. Raises Corrupt unless each has `width` fields."""
+    """Return (line number, fields) of the entries. Raises Corrupt unless each has `width` fields."""
     lines = data.splitlines()
     if not lines:
         return []
@@ -138,7 +133,7 @@ def parse_entries(data: bytes, path: str, width: int) -> list[tuple[int, list[st
 
 
 def _number(text: str, bits: int) -> int:
-    """Parse a number of at most so many bits as Kafka writes it: `int` alone is too lax. Raises ValueError."""
+    """Parse a number as Kafka writes it: `int` alone is too lax. Raises ValueError."""
     if not _NUMBER.fullmatch(text) or not -(1 << bits - 1) <= (number := int(text)) < 1 << bits - 1:
         raise ValueError(text[:20])
     return number

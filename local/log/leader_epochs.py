@@ -1,7 +1,6 @@
 """The leader epochs of a log with their start offsets, which decide between two histories.
 
-`LeaderEpochs` is a value. Its file is ``leader-epoch-checkpoint``. Both columns ascend. Source: kafka
-`LeaderEpochFileCache`.
+Stored in ``leader-epoch-checkpoint``. Source: kafka `LeaderEpochFileCache`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class LeaderEpochs:
         return LeaderEpochs((*before, (epoch, start_offset)))
 
     def with_batches(self, table: BatchTable, below: int | None = None) -> LeaderEpochs:
-        """Return the epochs after the batches that begin below `below`. A batch without an epoch (-1) adds nothing."""
+        """Return the epochs after the batches that begin below `below`. Epoch -1 adds nothing."""
         import numpy as np
 
         found = self

@@ -4,9 +4,9 @@
 |---|---|---|
 | below the recovery point, or after a clean shutdown | its bytes are durable | indexes as in the next table |
 | reaching beyond the recovery point | up to it | every CRC checked; a torn or wrong tail beyond it is cut |
-| reaching past the base of an empty last one (below) | up to it | the same |
+| reaching past the base of an empty last one | up to it | the same |
 
-For most segments, opening reads only the directory listing, with file sizes and times. The indexes of trusted segments:
+Opening reads only the directory listing for most segments. The indexes of trusted segments:
 
 | segment | checked | if unsound |
 |---|---|---|
@@ -16,8 +16,8 @@ For most segments, opening reads only the directory listing, with file sizes and
 | any with a ``.txnindex`` | that at once, whole | rebuilt at once |
 
 - Trusted bytes are never cut. Damage in them is Corrupt, naming file and byte, and the files stay for repair.
-- Beyond the recovery point the first bad batch ends the log, and later segments are removed. No record after a hole
-  was acknowledged as durable.
+- Beyond the recovery point the first bad batch ends the log, and later segments are removed. No record after a hole was
+  acknowledged as durable.
 - A segment that begins inside the previous one is left by a failed roll. It is removed if empty, else Corrupt.
 """
 
@@ -46,8 +46,6 @@ from local.storage import FileFacts, SegmentFiles, Storage
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The inputs of a start: the directory as `listed` once, and the `bases` of the segments, ascending."""
-
     storage: Storage
     directory: str
     settings: LogSettings
@@ -68,8 +66,6 @@ class _Place:
 
 @dataclass(slots=True)
 class _Found:
-    """The results so far: `known_ends` of fully read segments, `producers` after them."""
-
     segments: list[Segment]
     epochs: LeaderEpochs
     next_offset: int = 0
@@ -86,10 +82,7 @@ def load(
     *,
     recovery_point: int | None,
 ) -> LoadedLog:
-    """Load every segment; recover those beyond `recovery_point` (None: trust all).
-
-    Raises Corrupt for damage below that point.
-    """
+    """Load every segment; recover those beyond `recovery_point` (None: trust all). Raises Corrupt."""
     found, had_snapshots = None, None
     while found is None:
         recovery.finish_swaps(storage, directory)
@@ -119,10 +112,8 @@ def load(
 def producers_of_empty_log(snapshots: ProducerFiles, loaded: LoadedLog, log_start_offset: int) -> ProducerState:
     """Return the producers of a log that restarts empty: no segments, or all of them below its start.
 
-    Deleted records were acknowledged, and a retry of them must still be known as a duplicate.
-
-    1. The state from the segments is written as a snapshot, durably.
-    2. The caller deletes the segments. After a crash from here on, the next start reads this snapshot.
+    The state from the segments is first written as a durable snapshot: a retry of deleted, acknowledged records must
+    still be known as a duplicate after a crash.
     """
     if loaded.segments:
         if len(loaded.producers):
@@ -132,11 +123,7 @@ def producers_of_empty_log(snapshots: ProducerFiles, loaded: LoadedLog, log_star
 
 
 def _found_or_recovered(place: _Place, epochs: LeaderEpochs, recovery_point: int | None) -> _Found | None:
-    """Load every segment, oldest first. Later segments are removed after a cut.
-
-    A crash in between leaves a state that the next start handles. Returns None after a segment was split or renamed:
-    the caller must list the directory again.
-    """
+    """Load every segment, oldest first; None after a split or rename: list the directory again."""
     found = _Found([], epochs)
     for at, base in enumerate(place.bases):
         end = place.bases[at + 1] if at + 1 < len(place.bases) else None
@@ -177,7 +164,6 @@ def _add_trusted(place: _Place, found: _Found, at: int, end: int | None) -> bool
 
 
 def _begins_below(place: _Place, base: int) -> bool:
-    """Return whether the first batch of a segment begins below its name. Reading the batch reports damage."""
     with suppress(Corrupt):
         header = read_header(place.storage.read(place.files(base).path(names.LOG), 0, HEADER_BYTES))
         return header is not None and header.base_offset < base
@@ -185,7 +171,6 @@ def _begins_below(place: _Place, base: int) -> bool:
 
 
 def _put_right(place: _Place, found: _Found, at: int, *, verify: bool = False) -> bool:
-    """Split or rename the segment (`local.log.recovery.put_right`). `found` holds the segments before `at`."""
     bases, end_before = place.bases, None
     if found.segments:
         before = found.segments[-1]
@@ -196,7 +181,6 @@ def _put_right(place: _Place, found: _Found, at: int, *, verify: bool = False) -
 
 
 def _recover(place: _Place, found: _Found, at: int, recovery_point: int, *, may_begin_below: bool = False) -> bool:
-    """Add the segment `at`, checked beyond the recovery point. Return whether it was cut."""
     base = place.bases[at]
     if found.producers is None:
         found.producers = _before_recovery(place.snapshots, place.bases[: at + 1])
@@ -218,7 +202,6 @@ def _recover(place: _Place, found: _Found, at: int, recovery_point: int, *, may_
 def _without_failed_roll(place: _Place, found: _Found) -> list[Segment]:
     """Return the segments without the rest of a failed roll. The log end is that of the last one."""
     if len(found.segments) > 1 and found.segments[-1].size_bytes == 0:
-        # The last segment may be left from a failed roll; then appends to its predecessor continued.
         before = found.segments[-2]
         found.known_ends[before.base_offset] = end_of(before)
     remaining: list[Segment] = []
@@ -251,10 +234,7 @@ def _trusted(place: _Place, at: int) -> Segment:
 
 
 def _outgrew(place: _Place, base: int) -> bool:
-    """Return whether the last segment is left from a failed roll: empty, and `base` grew past its name.
-
-    Its base is then not the end of the predecessor, and the recovery point may be anywhere inside the predecessor.
-    """
+    """Whether the last segment is left from a failed roll: empty, and `base` grew past its name."""
     bases, listed = place.bases, place.listed
     if bases[-2:-1] != [base] or listed[names.segment_file(bases[-1], names.LOG)].size_bytes:
         return False
@@ -265,7 +245,6 @@ def _outgrew(place: _Place, base: int) -> bool:
 
 
 def _before_recovery(snapshots: ProducerFiles, bases: list[int]) -> ProducerState:
-    """Return the producers before the last of `bases`, and write a missing snapshot of them for a later start."""
     *before, base = bases
     producers = snapshots.state_at(base, before)
     if before and base not in snapshots.offsets():
@@ -276,11 +255,7 @@ def _before_recovery(snapshots: ProducerFiles, bases: list[int]) -> ProducerStat
 def _trusted_producers(
     snapshots: ProducerFiles, bases: list[int], next_offset: int, *, had_snapshots: bool
 ) -> ProducerState:
-    """Return the producers after a clean shutdown, from the newest snapshot.
-
-    Without any snapshot the log had no producers: empty snapshots are written, and no batch is read. Source: kafka
-    `UnifiedLog.rebuildProducerState`.
-    """
+    """Return the producers after a clean shutdown. Source: kafka `UnifiedLog.rebuildProducerState`."""
     if had_snapshots or not bases:
         return snapshots.state_at(next_offset, bases)
     producers = ProducerState()
@@ -312,6 +287,5 @@ def discard(segments: Sequence[Segment]) -> None:
 
 
 def _are_indexes_off(place: _Place, base: int) -> bool:
-    """Return whether the listing shows that an index is missing or ends inside an entry."""
     found = [(place.facts(base, suffix), width) for suffix, width in index_files.ENTRY_BYTES.items()]
     return any(facts is None or facts.size_bytes % width for facts, width in found)

@@ -1,22 +1,12 @@
 """One partition's log on a disk: append, roll, read, drop, recover. Kafka's format and guarantees.
 
-`Log` is the public face. Its methods are those of the components it is made of:
-
-| component | does |
-|---|---|
-| `LogReader` (`local.log.log_reader`) | reads, streams and lookups |
-| `LogAppender` (`local.log.log_appender`) | appends, rolls, makes durable |
-| `LogRemoval` (`local.log.log_removal`) | drops, truncates, restarts, swaps in cleaned segments |
-| `LogNotes` (here) | notes in the directory about the remote tier |
-| `LogState` (`local.log.log_state`) | the state that the others share, under one lock |
-
 **Concurrency.** One lock serialises writers. Readers take an immutable `LogView` and never wait. Offsets:
 ``log_start_offset <= local_log_start_offset <= next_offset``; the last is Kafka's log end offset.
 
-**Durability.** Records appended with `Durability.MEMORY` (Kafka's default) are in the page cache, lost at a power cut.
-Records appended with `Durability.FLUSHED`, in a closed segment, or below `recovery_point` are on the disk. Threads wait
-for the disk without the lock and share their fsyncs. A reader may see a record before its append returns, and a power
-cut may remove this record.
+**Durability.** Records appended with `Durability.MEMORY` (Kafka's default) are lost at a power cut. Records appended
+with `Durability.FLUSHED`, in a closed segment, or below `recovery_point` are on the disk. Threads wait for the disk
+without the lock and share their fsyncs. A reader may see a record before its append returns, and a power cut may remove
+this record.
 """
 
 from __future__ import annotations
@@ -42,7 +32,7 @@ __all__ = ["AppendResult", "Durability", "Log"]
 
 
 class LogNotes:
-    """Notes of a log in its directory. Each is durable on return, and stays until it is removed."""
+    """Notes of a log about the remote tier, in its directory. Each is durable on return."""
 
     def __init__(self, state: LogState) -> None:
         self._state = state
@@ -56,11 +46,10 @@ class LogNotes:
         return int(body) if body.isascii() and body.isdigit() and len(body) < 20 else 0
 
     def mark_unconfirmed(self, from_offset: int | None = None, *, unless: Callable[[], bool] = lambda: False) -> None:
-        """Note that records are appended without contact to the remote tier, from `from_offset` (None: the log end) on.
+        """Note that records from `from_offset` (None: the log end) on are appended without the remote tier.
 
-        Another log may hold other records at these offsets in the same leader epoch. The next open therefore compares
-        the records themselves. The first note stays until the records are confirmed. `unless` is called under the log's
-        lock; nothing is written if it returns true.
+        Another log may hold other records at these offsets in the same leader epoch: the next open compares the
+        records. The first note stays. `unless` is called under the log's lock; nothing is written if it returns true.
         """
         state = self._state
         with state.lock:
@@ -69,10 +58,7 @@ class LogNotes:
                 self._write(names.UNCONFIRMED_APPENDS, str(first))
 
     def confirm_appends(self) -> None:
-        """Remove the note, after the records were compared with the remote tier and before they are copied.
-
-        Durable on return. Idempotent. A note that reappeared after the records were copied would contradict them.
-        """
+        """Remove the note, durably. Call it before the records are copied: the note would contradict them."""
         self._remove(names.UNCONFIRMED_APPENDS)
 
     @property
@@ -111,7 +97,7 @@ class LogNotes:
 
 
 class Log:
-    """One partition's log, see the module. Open it with `Log.open`."""
+    """One partition's log. Open it with `Log.open`."""
 
     def __init__(
         self,
@@ -163,8 +149,8 @@ class Log:
     ) -> Log:
         """Open a log: load its files, recover as needed, activate the last segment. All is durable on return.
 
-        - `log_start_offset` is the checkpointed one. With `is_tiered` it is used unchanged, although the local files
-          may begin later. Otherwise the first local segment's base is its lower bound.
+        - `log_start_offset` is the checkpointed one, used unchanged with `is_tiered`. Otherwise the first local
+          segment's base is its lower bound.
         - `read_only`: nothing is written, a torn tail is left out, and the log refuses every change.
         - `draw` is the random source for the jitter of rolling.
         """
@@ -201,10 +187,7 @@ class Log:
         return log
 
     def close(self) -> bool:
-        """Make everything durable and close the files. Return False if the next start must recover the log.
-
-        `has_unwritten` then says whether records may be missing, or only an index entry or producer snapshot.
-        """
+        """Make everything durable and close the files. Return False if the next start must recover the log."""
         state = self._state
         with state.lock:
             is_whole = not state.has_failed
@@ -308,7 +291,7 @@ class Log:
 
     @property
     def last_stable_offset(self) -> int:
-        """The offset below which every transaction is decided: the start of the earliest open one, or the log end."""
+        """The offset below which every transaction is decided: the earliest open one, or the log end."""
         return self._reader.decided_view().last_stable_offset
 
     @property
@@ -365,7 +348,7 @@ class Log:
         self._state.cleaner_reach = offset
 
     def notify_before_cut(self, before_cut: Callable[[int, int], None]) -> None:
-        """Call `before_cut` with (offset, time) before the log end is lowered to an offset (`LogState.before_cut`)."""
+        """Call `before_cut` with (offset, time) before the log end is lowered (`LogState.before_cut`)."""
         self._state.before_cut = before_cut
 
     def write_checkpoints_with(self, write_checkpoints: Callable[[], None]) -> None:

@@ -18,13 +18,10 @@
 
 - **Waited** is the batch's largest timestamp minus that of the first batch of the segment that has one. Without such a
   batch it is the clock minus the segment's creation.
-- An empty segment is never closed. Only an append checks the conditions, so a log without traffic does not roll by
-  itself (`policies.tiering` can do that).
-- **Jitter** is drawn once for each segment, evenly from [0, min(`segment_jitter_ms`, `segment_ms`)), so that logs
-  created together do not roll together.
-- A compacted log's segment also rolls at `max_compaction_lag_ms`, because the active segment is never compacted. If
-  this is less than `segment_ms`, it bounds the jitter too. In Kafka the jitter may exceed it, and every append would
-  roll.
+- An empty segment is never closed. Only an append checks the conditions: a log without traffic does not roll by itself.
+- **Jitter** is drawn once for each segment, evenly from [0, min(`segment_jitter_ms`, `segment_ms`)).
+- A compacted log's segment also rolls at `max_compaction_lag_ms`. If this is less than `segment_ms`, it bounds the
+  jitter too, unlike in Kafka.
 
 Source: kafka `LogSegment.shouldRoll`, `LogConfig.maxSegmentMs`.
 """
@@ -90,7 +87,6 @@ class Rolling:
         )
 
     def _jitter_ms(self, active: Segment, settings: LogSettings) -> int:
-        """Return the segment's jitter, drawn again when the settings change."""
         below = min(settings.segment_jitter_ms, settings.roll_ms)
         if self._jittered is None or self._jittered[:2] != (active.base_offset, below):
             self._jittered = active.base_offset, below, self._draw(below) if below > 0 else 0
@@ -116,12 +112,9 @@ class LogAppender:
     ) -> AppendResult:
         """Encode `records` into batches of about `batch_bytes` and append them in order.
 
-        With a `producer` they are one batch, and a repeated call returns the same offsets as a duplicate. Raises:
-
-        - InvalidRequest, with nothing appended: no records, a record that is too large, a missing key in a compacted
-          topic, or a time that the topic does not allow;
-        - DiskFailed for a disk error: some records may be in the log, none was acknowledged;
-        - with a producer also the errors of `append_batch`.
+        With a `producer` they are one batch, and a repeated call returns the same offsets as a duplicate. Raises as
+        `local.log.encoding` (with nothing appended), with a producer as `append_batch`, and DiskFailed: some records
+        may then be in the log, none was acknowledged.
         """
         batches = self.encode(records, now_ms=now_ms, producer=producer)
         return self.append_encoded(batches, now_ms=now_ms, durability=durability)
@@ -136,11 +129,7 @@ class LogAppender:
     def append_columns(
         self, columns: object, *, now_ms: int, durability: Durability = Durability.MEMORY
     ) -> AppendResult:
-        """Append columns: `Columns` of another log, or Arrow with key, value[, timestamp, headers].
-
-        No record becomes a Python object (`local.records.record_columns`). Raises as `append`, and InvalidRequest for
-        a table that holds no records.
-        """
+        """Append `Columns` of another log, or Arrow with key, value[, timestamp, headers]. Raises as `append`."""
         return self.append_encoded(self.encode_columns(columns, now_ms=now_ms), now_ms=now_ms, durability=durability)
 
     def encode_columns(self, columns: object, *, now_ms: int) -> Iterable[memoryview]:
@@ -161,11 +150,9 @@ class LogAppender:
         return result
 
     def append_batch(self, batch: bytes, *, now_ms: int, durability: Durability = Durability.MEMORY) -> AppendResult:
-        """Append one ready-made v2 batch after a whole check. It gets its offsets and, under LogAppendTime, its times.
+        """Append one ready-made v2 batch after a whole check; a repeated one of a producer returns its offsets.
 
-        A repeated batch of a producer returns its first offsets. Raises Corrupt for bytes that a recovery or a reader
-        would refuse, InvalidRequest for a batch that does not belong here (`local.log.encoding`), and
-        OutOfOrderSequence and ProducerFenced as in `local.log.producer_state`.
+        Under LogAppendTime it gets its times. Raises as `local.log.encoding` and `local.log.producer_state`.
         """
         from local.log.encoding import validate_batch
 
@@ -185,13 +172,11 @@ class LogAppender:
     ) -> AppendResult:
         """End the producer's transaction with a marker, for the transaction coordinator.
 
-        No other method appends a control batch. With `first_offset` only the transaction that began there is ended,
-        else NotFound is raised. Without it an open transaction is not required, because Kafka's coordinator may repeat
-        the call.
+        With `first_offset` only the transaction that began there is ended, else NotFound is raised. Without it an open
+        transaction is not required, because Kafka's coordinator may repeat the call.
 
-        Order of effects: the marker, then, for an abort, the entry of the transaction index. A crash in between leaves
-        the marker, and recovery builds the entry from it. Raises ProducerFenced for an old producer or coordinator
-        epoch, DiskFailed.
+        Order of effects: the marker, then, for an abort, the entry of the transaction index. After a crash in between,
+        recovery builds the entry. Raises ProducerFenced for an old producer or coordinator epoch, DiskFailed.
         """
         state = self._state
         marker = encode_marker(
@@ -216,10 +201,7 @@ class LogAppender:
         self._state.commit.wait_for(written)
 
     def flush_if_due(self, now_ms: int) -> bool:
-        """Flush if the oldest unsynced record has waited for `flush_ms`. Return whether it flushed.
-
-        Kafka counts from the last flush: the same bound on the loss at a power cut, with more fsyncs.
-        """
+        """Flush if the oldest unsynced record has waited for `flush_ms` (Kafka: since the last flush)."""
         since, limit = self._state.unflushed_since_ms, self._state.settings.flush_ms
         if limit is None or since is None or 0 <= now_ms - since < limit:  # a clock that was set back delays nothing
             return False
@@ -242,7 +224,7 @@ class LogAppender:
     def roll(self, *, now_ms: int) -> bool:
         """Close the active segment and create a new one. Return False if the active one is empty and stays.
 
-        The producer snapshot at the new base is written last and not synced, because it can be computed again.
+        The producer snapshot at the new base is written last and not synced.
         """
         state = self._state
         with state.lock:
@@ -268,11 +250,7 @@ class LogAppender:
         self._state.all_durable()
 
     def seal_at_close(self) -> bool:
-        """Close the active segment for good, and write the producer snapshot; return whether all was written.
-
-        The snapshot is durable unless there are no producers. Without room for an index entry or the snapshot, records
-        are still made durable.
-        """
+        """Close the active segment for good and write the producer snapshot; return whether all was written."""
         state = self._state
         active = state.view.segments[-1]
         try:
@@ -313,8 +291,7 @@ class LogAppender:
     def _position_for(self, appended: AppendResult, durability: Durability) -> int:
         """Return the position that must be durable before `appended` is acknowledged; 0 for none.
 
-        A retry may ask for more than its first try. Kafka's `flush.messages` counts the records past the recovery
-        point; the append that reaches it waits.
+        A retry may ask for more than its first try. Kafka's `flush.messages` counts past the recovery point.
         """
         state = self._state
         limit = state.settings.flush_messages
@@ -323,7 +300,6 @@ class LogAppender:
         return state.written_bytes if waits or is_due else 0
 
     def _known_batch(self, header: BatchHeader, now_ms: int) -> RememberedBatch | None:
-        """Return the batch that `header` repeats, None for a new one. Raises for a batch that is refused."""
         self.expire_producers(now_ms)
         return None if header.is_control else self._state.producers.check(header)
 
@@ -358,7 +334,6 @@ class LogAppender:
         return last_offset + 1
 
     def _take_back(self, active: Segment, mark: Mark, error: LogError, *, has_producer: bool) -> None:
-        """Undo a failed write, see the module. Cutting the segment back needs no room."""
         state = self._state
         if isinstance(error, DiskFailed) and error.lacks_room:
             with suppress(LogError):
@@ -372,8 +347,7 @@ class LogAppender:
     def _recover_active(self) -> None:
         """Recover the active segment from its own bytes after a failed write; all is durable afterwards.
 
-        Every whole batch is found again. If the disk returns less, or a sync of the segment failed before, the log is
-        unusable: a thread may be waiting for the lost records.
+        Missing batches or an earlier failed sync make the log unusable: a thread may wait for the lost records.
         """
         from local.log import recovery
 
@@ -399,7 +373,6 @@ class LogAppender:
         state.all_durable()
 
     def _next_segment(self, view: LogView, now_ms: int) -> Segment:
-        """Create an active segment. If this fails, the closed one is activated again and the log continues."""
         state = self._state
         try:
             return Segment.create(state.files(view.next_offset), created_ms=now_ms)

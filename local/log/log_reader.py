@@ -1,8 +1,7 @@
 """The view, reads, streams and lookups of a log, without its lock.
 
-A reader takes the current immutable `LogView`. If a segment of it was dropped or replaced (NotFound), the reader takes
-the next view and repeats the same offset. It never sees a hole and never waits for a writer's disk. Offsets that the
-log no longer has raise OffsetOutOfRange with the remaining range.
+A reader takes the current immutable `LogView`. If a segment of it was dropped or replaced (NotFound), the reader
+repeats the offset with the next view. It never sees a hole and never waits for a writer's disk.
 """
 
 from __future__ import annotations
@@ -41,18 +40,14 @@ _TIME_SEARCH = ReadLimits(bytes_max=1 << 20)
 
 
 class LargestTimes:
-    """The running maximum of the timestamps of a list of closed segments, computed at the first request.
-
-    Timestamps need not ascend, but their running maximum does. A binary search therefore finds the first segment that
-    is late enough. Views with the same list share the object.
-    """
+    """The running maximum of the timestamps of closed segments, computed once, for a binary search."""
 
     def __init__(self, sealed: tuple[Segment, ...] = ()) -> None:
         self._sealed = sealed
         self._running: list[int] | None = None
 
     def first_reaching(self, timestamp_ms: int) -> int:
-        """Return the index of the first segment that is late enough; their number without one. Raises NotFound."""
+        """Return the index of the first segment that is late enough, or their number. Raises NotFound."""
         if self._running is None:
             known = (-1 if each.max_timestamp_ms is None else each.max_timestamp_ms for each in self._sealed)
             self._running = list(accumulate(known, max))
@@ -61,16 +56,13 @@ class LargestTimes:
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """An immutable view of a log: its segments and offsets at one moment. Every change of the log replaces it.
+    """An immutable view of a log: its segments and offsets at one moment.
 
     Segments ascend, `bases` are their base offsets, `next_offset` is the log end, `times` covers the closed segments.
 
     - `unstable_offset` is the start of the earliest open transaction, None without one. It is published together with
-      the log end: a marker takes effect only once it is readable, and an aborted transaction's entry is written by
-      then.
-    - `tail_bytes` and `is_tail_active` describe the last segment at this moment. The segment may grow or be closed
-      while the view is in use. With the current state and the view's log end, it would look like a segment that ends
-      there.
+      the log end, after an aborted transaction's entry is written.
+    - `tail_bytes` and `is_tail_active` describe the last segment at this moment: it may grow or be closed later.
     """
 
     segments: tuple[Segment, ...]
@@ -84,7 +76,7 @@ class LogView:
 
     @property
     def last_stable_offset(self) -> int:
-        """The offset below which every transaction is decided: the start of the earliest open one, or the log end."""
+        """The offset below which every transaction is decided: the earliest open one, or the log end."""
         if self.unstable_offset is None:
             return self.next_offset
         return min(max(self.unstable_offset, self.log_start_offset), self.next_offset)
@@ -95,19 +87,13 @@ class LogView:
 
     @property
     def first_known_offset(self) -> int:
-        """The start of the leader epochs: the log start, or the first segment's base if that is lower.
-
-        An empty log keeps the epoch of its last record, because no later epoch has begun.
-        """
+        """The start of the leader epochs: the lower of log start and first base; the last offset of an empty log."""
         return max(0, min(self.log_start_offset, self.bases[0], self.next_offset - 1))
 
     def infos(
         self, cleaner_offset: int | None, first_times_from: int | None = None, *, with_times: bool = True
     ) -> tuple[SegmentInfo, ...]:
-        """Return the facts of every segment; the last is the active one.
-
-        Reading times raises NotFound if a segment was replaced or deleted since.
-        """
+        """Return the facts of every segment; the last is the active one. Raises NotFound."""
         ends = (*self.bases[1:], self.next_offset)
         last, found = len(ends) - 1, []
         for at, (segment, end) in enumerate(zip(self.segments, ends, strict=True)):
@@ -143,10 +129,7 @@ class LogView:
             raise OffsetOutOfRange("cannot read the local log", partition=partition, **facts)
 
     def read(self, offset: int, limits: ReadLimits) -> BatchRun:
-        """Return whole batches, the first one holding or following `offset`; empty if the limits admit none.
-
-        Raises NotFound if a segment was replaced, Corrupt.
-        """
+        """Return whole batches from `offset` on; empty if the limits admit none. Raises NotFound, Corrupt."""
         if limits.upper_offset is not None and offset >= limits.upper_offset:
             return no_run()  # the batch that holds `offset` may begin below the limit (delete-records cuts inside one)
         for at in range(max(bisect.bisect_right(self.bases, offset) - 1, 0), len(self.segments)):
@@ -158,13 +141,11 @@ class LogView:
     def aborted_transactions(
         self, from_offset: int, upper_offset: int, open_before: Mapping[int, int] | None = None
     ) -> list[AbortedTransaction]:
-        """Return the aborted transactions that concern ``[from_offset, upper_offset)``.
+        """Return the aborted transactions that concern ``[from_offset, upper_offset)``. Markers may be above it.
 
-        Markers may be above it. `open_before` maps producer to first offset, for transactions open at the base of the
-        segment that holds `from_offset`. It is not needed for records at or above `from_offset`. Every index is
-        compared with the batches of its segment. The search continues after `upper_offset` until each transaction with
-        records below it has reached its marker. Raises NotFound, Corrupt, and WrongTransactionIndex for an index that
-        contradicts the log.
+        `open_before` maps producer to first offset, for transactions open at the base of the segment that holds
+        `from_offset`. Every index is compared with its segment. The search continues until each transaction with
+        records below `upper_offset` has reached its marker. Raises NotFound, Corrupt, WrongTransactionIndex.
         """
         from local.index.txn_index import carried_problem
 
@@ -190,7 +171,7 @@ class LogView:
         return found
 
     def search(self, timestamp_ms: int) -> FoundOffset | None:
-        """Return the first record at or after `timestamp_ms` and the local log start. Raises NotFound, Corrupt."""
+        """Return the first record at or after both `timestamp_ms` and the log start. Raises NotFound, Corrupt."""
         start = self.local_log_start_offset
         for at in range(self.times.first_reaching(timestamp_ms), len(self.segments)):
             segment = self.segments[at]
@@ -218,17 +199,13 @@ class LogView:
         return None
 
     def _reaching(self, offset: int) -> tuple[Segment, ...]:
-        """Return the segments that may hold records at or above `offset`."""
         return self.segments[max(bisect.bisect_right(self.bases, offset) - 1, 0) :]
 
 
 # Find records by time inside one segment, exactly, with the time index and the batches' headers.
 #
-# A time index entry ``(t, o)`` states that no record before the batch that ends at `o` is newer than `t`. The search
-# starts at the entry before the last one below the target, so one wrong entry hides no record. A batch that contradicts
-# the last entry proves that the index is wrong.
-#
-# Only batches with a late enough largest timestamp are decoded. As in Kafka every record counts, transaction markers
+# The search starts at the entry before the last one below the target, so one wrong entry hides no record. A batch that
+# contradicts the last entry proves that the index is wrong. As in Kafka every record counts, transaction markers
 # included. Under log append time a record has the time of its batch. Source: kafka `LogSegment.findOffsetByTimestamp`,
 # `FileRecords.searchForTimestamp`.
 
@@ -252,7 +229,7 @@ def first_at_or_after(segment: Segment, timestamp_ms: int, start: int) -> FoundO
 
 
 def _report_skipped(segment: Segment, timestamp_ms: int, claimed: int) -> None:
-    """Rebuild the indexes, because a late batch is below `claimed`, the offset at which the time index starts."""
+    """Rebuild the indexes: a late batch is below `claimed`."""
     problem = f"a time index entry skips records: timestamp_ms={timestamp_ms} offset={claimed}"
     with suppress(Corrupt):
         segment.rebuild_indexes(problem, lambda: segment.time_start(timestamp_ms).claimed_offset == claimed)
@@ -298,7 +275,7 @@ class _Stretch(NamedTuple):
 
 
 class LogReader:
-    """The reads of one log, see the module. Thread safe; an iterator belongs to one thread."""
+    """The reads of one log. Thread safe; an iterator belongs to one thread."""
 
     def __init__(self, state: LogState) -> None:
         self._state = state
@@ -306,13 +283,10 @@ class LogReader:
     # -- segments and transactions -------------------------------------------------------------------------------
 
     def segments(self, *, first_times_from: int | None = None, with_times: bool = True) -> tuple[SegmentInfo, ...]:
-        """Return the facts of every local segment, ascending; the last is the active one.
+        """Return the facts of every local segment, ascending; the last is the active one. Raises DiskFailed.
 
-        - `first_times_from`: also return `first_timestamp_ms` of closed segments that reach above that offset. The
-          first call reads 61 bytes of each.
-        - Without `with_times` no time is read, and largest timestamps are None.
-
-        Raises DiskFailed.
+        `first_times_from`: also return `first_timestamp_ms` of closed segments that reach above that offset; the first
+        call reads 61 bytes of each. Without `with_times` no time is read, and largest timestamps are None.
         """
         cleaner_offset = self._state.cleaner_offset
         return self._retrying(lambda view: view.infos(cleaner_offset, first_times_from, with_times=with_times))
@@ -333,8 +307,7 @@ class LogReader:
     def producer_snapshot(self, offset: int) -> bytes:
         """Return a ``.snapshot`` of the producers before `offset`, a segment's base or the log end.
 
-        A missing one is computed again. No append waits for that. Raises NotFound above the log end, Corrupt as
-        reading the log does.
+        A missing one is computed again; no append waits for that. Raises NotFound above the log end, Corrupt.
         """
         state = self._state
 
@@ -353,7 +326,7 @@ class LogReader:
                     return snapshot
 
     def decided_view(self) -> LogView:
-        """Return the view with its open transactions. A read-only open reads them from the disk at the first call."""
+        """Return the view with its open transactions; a read-only open reads them once from the disk."""
         state, source = self._state, self._state.source
         if source is not None and not source.has_read_producers:
             with state.lock:
@@ -364,11 +337,7 @@ class LogReader:
         return state.view
 
     def closed_stable_offset(self) -> int:
-        """Return the last stable offset, as far as the closed segments determine it.
-
-        If no transaction is open at the base of the active segment, the result is that base. A read-only open then
-        need not read the active segment.
-        """
+        """Return the last stable offset as far as the closed segments determine it: at most the active base."""
         source, base_offset = self._state.source, self._state.view.segments[-1].base_offset
         if (
             source is None
@@ -381,8 +350,7 @@ class LogReader:
     def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
         """Return the aborted transactions for a read of ``[from_offset, upper_offset)``, by marker offset.
 
-        `upper_offset` must not exceed the last stable offset, because records above it are undecided. An entry exists
-        before its marker is readable. Source: kafka `LocalLog.collectAbortedTransactions`.
+        `upper_offset` must not exceed the last stable offset. Source: kafka `LocalLog.collectAbortedTransactions`.
         """
 
         def found(view: LogView) -> list[AbortedTransaction]:
@@ -391,7 +359,7 @@ class LogReader:
         return self._retrying(found)
 
     def aborted_again(self, base_offset: int, problem: str) -> bytes:
-        """Rebuild the ``.txnindex`` of a segment because of `problem`; return its bytes. Raises Corrupt, NotFound."""
+        """Rebuild the ``.txnindex`` of a segment; return its bytes. Raises Corrupt, NotFound."""
         self._mend_transactions(self._state.view, base_offset, problem)
         return txn_index.encode(self.segment(base_offset).aborted())
 
@@ -407,11 +375,9 @@ class LogReader:
     ) -> memoryview:
         """Return whole batches, the first one holding or following `offset`; no bytes at the end.
 
-        - At most `bytes_max` bytes, but at least one batch. Without `min_one`, no bytes if the first batch alone is
-          larger.
-        - READ_COMMITTED ends at the last stable offset. Batches of aborted transactions are included;
-          `aborted_transactions` names them.
-        - The caller skips records before `offset` in the first batch.
+        - At most `bytes_max` bytes, but at least one batch unless `min_one` is False.
+        - READ_COMMITTED ends at the last stable offset. Batches of aborted transactions are included.
+        - The first batch may hold records before `offset`.
 
         Raises OffsetOutOfRange outside ``[local_log_start_offset, next_offset]``.
         """
@@ -419,10 +385,9 @@ class LogReader:
         return self._retrying(lambda view: self._run(view, offset, limits, isolation)).data
 
     def batches(self, start: int, *, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> Iterator[memoryview]:
-        """Yield runs of whole batches from the one that holds `start` to the current end.
+        """Yield runs of about READ_BYTES of whole batches, from the one that holds `start` to the current end.
 
-        Each run has about READ_BYTES. The first item raises the errors of `read`. Later items raise OffsetOutOfRange
-        if the log start overtakes the reader.
+        Raises as `read`, later also if the log start overtakes the reader.
         """
         for stretch in self._runs(start, isolation):
             yield stretch.run.data
@@ -430,8 +395,7 @@ class LogReader:
     def columns(self, start: int, *, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> Iterator[Columns]:
         """Yield the records from `start` to the current end, decoded and checked, in steps of bounded memory.
 
-        Transaction markers are left out, and under READ_COMMITTED also the records of aborted transactions. Raises as
-        `batches` does, and Corrupt with the partition and the offset.
+        Without markers and, under READ_COMMITTED, aborted records. Raises as `batches`, and Corrupt.
         """
         from local.records.batch_runs import decode_up_to_damage
 
@@ -455,10 +419,10 @@ class LogReader:
     def offset_for(
         self, spec: OffsetSpec | int, *, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> FoundOffset | None:
-        """Return the offset for a name or a timestamp in ms, in the local tier only.
+        """Return the offset for a name or a timestamp in ms, in the local tier only; None if no record has it.
 
-        None means that no record is late enough, or none has a time. Under READ_COMMITTED `LATEST` is the last stable
-        offset, and a record at or above it is not found. Raises InvalidRequest for a negative number that is no spec.
+        Under READ_COMMITTED `LATEST` is the last stable offset, and no later record is found. Raises
+        InvalidRequest for an unknown negative number.
         """
         view, epochs = self._state.view, self._state.epochs
         match parse_spec(spec):
@@ -481,10 +445,7 @@ class LogReader:
         found = self._retrying(lambda view: view.search(timestamp_ms))
         return found.offset if found is not None else None
 
-    # -- private -------------------------------------------------------------------------------------------------
-
     def _runs(self, start: int, isolation: Isolation) -> Iterator[_Stretch]:
-        """Yield runs to the current end; under READ_COMMITTED with the aborted transactions of each."""
         upper = self._upper(isolation)
         limits = ReadLimits(READ_BYTES, upper_offset=self._state.view.next_offset if upper is None else upper)
         offset = start
@@ -497,8 +458,7 @@ class LogReader:
             run = self._run(view, offset, limits, isolation)
             if isolation is Isolation.READ_UNCOMMITTED or not _has_transactions(run):
                 return _Stretch(offset, run, [])
-            # From the same view: the entry of an aborted transaction is deleted with the segment that holds its
-            # marker.
+            # From the same view: the entry of an aborted transaction is deleted with the segment of its marker.
             return _Stretch(offset, run, view.aborted_transactions(run.base_offset, run.next_offset))
 
         return self._retrying(read)
@@ -550,14 +510,13 @@ class LogReader:
             state.recovery_point = loaded.next_offset
 
     def _open_transactions(self, view: LogView, offset: int) -> dict[int, int]:
-        """Return producer and first offset of the transactions open at the base of the segment of `offset`."""
         at = max(bisect.bisect_right(view.bases, offset) - 1, 0)
         onlooker = ProducerFiles(self._state.storage, self._state.directory, is_onlooker=True)
         entries = onlooker.state_at(view.bases[at], view.bases[:at], may_vanish=True).entries()
         return {e.producer_id: e.transaction_first_offset for e in entries if e.transaction_first_offset >= 0}
 
     def _mend_transactions(self, view: LogView, base_offset: int, problem: str) -> None:
-        """Rebuild a transaction index, in memory if the disk is not ours to write or is full."""
+        """Rebuild a transaction index, in memory if the disk is full or another process writes it."""
         from local.log.recovery import entries_again
 
         state, segment = self._state, view.segment(base_offset)
@@ -582,11 +541,7 @@ def _has_transactions(run: BatchRun) -> bool:
 
 
 def _is_same(found: LogView, before: LogView) -> bool:
-    """Return whether a new read-only open found the same closed segments.
-
-    A segment cleaned alone has the same base, so sizes are compared too. The last segment may have grown; a smaller
-    one was truncated by the writer.
-    """
+    """Whether a new read-only open found segments of the same bases and sizes; the last may have grown."""
     if found.bases != before.bases or found.segments[-1].size_bytes < before.segments[-1].size_bytes:
         return False
     sizes = ([segment.size_bytes for segment in view.segments[:-1]] for view in (found, before))

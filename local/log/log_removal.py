@@ -1,11 +1,10 @@
 """Remove or replace records of a log: drop, truncate, restart, swap in cleaned segments.
 
-All changes happen under the log's one lock. Each method states its order of effects and the result of a crash. A method
-that lowers the log end first pauses the cleaner (`local.log.log_state`), before it takes the lock.
+All changes happen under the log's one lock. A method that lowers the log end pauses the cleaner before it takes the
+lock.
 
 **Truncation** removes whole batches: the batch that holds the offset is removed. The log still ends at the offset, as
-Kafka's does. If the last remaining batch ends below the offset, an empty segment with the offset as its name is
-created. A start then finds the same end.
+Kafka's does: if the last remaining batch ends below it, an empty segment is created at the offset.
 
 | step | effect | after a crash, start-up finds |
 |---|---|---|
@@ -46,15 +45,13 @@ if TYPE_CHECKING:
 
 
 class _Deleted(NamedTuple):
-    """A file to delete `delay_ms` after `since_ms`."""
-
     since_ms: int
     delay_ms: int
     path: str
 
 
 class LogRemoval:
-    """The removing side of one log, see the module."""
+    """The removing side of one log."""
 
     def __init__(self, state: LogState) -> None:
         self._state = state
@@ -74,19 +71,17 @@ class LogRemoval:
                 state.forget_old_epochs()
 
     def drop_before(self, offset: int, *, now_ms: int, delay_ms: int, raises_log_start: bool) -> int:
-        """Drop closed segments wholly below `offset` and return their number.
-
-        Files are deleted `delay_ms` later. Order of effects:
+        """Drop closed segments wholly below `offset` and return their number. Order of effects:
 
         1. The producer snapshot after each of these segments becomes durable. Without room the log is unchanged.
         2. The start offset and the segment list are published: no new reader uses these segments.
         3. The files of each segment are renamed to ``.deleted``, durably, then its producer snapshot; the oldest
            segment first.
-        4. Later, `remove_deleted` deletes the files.
+        4. `delay_ms` later, `remove_deleted` deletes the files.
 
         A crash after any step leaves segments that the next maintenance drops. If the directory has no room for a new
-        name, the file is deleted at once. If a rename fails otherwise, the log is unusable until it is reopened:
-        continuing after the failed segment would leave a hole for the next start.
+        name, the file is deleted at once. After another failed rename the log is unusable until it is reopened:
+        continuing would leave a hole for the next start.
         """
         state = self._state
         with state.lock:
@@ -112,10 +107,7 @@ class LogRemoval:
             return len(dropped)
 
     def remove_deleted(self, now_ms: int) -> int:
-        """Delete the ``.deleted`` files that are due; return their number.
-
-        A file with a mark in the future waits its delay from now on: the clock was wrong at the mark.
-        """
+        """Delete the ``.deleted`` files that are due; return their number. A mark in the future counts from now."""
         with self._state.lock:
             self._deleted = [each._replace(since_ms=min(each.since_ms, now_ms)) for each in self._deleted]
             due = [each for each in self._deleted if now_ms - each.since_ms >= each.delay_ms]
@@ -129,16 +121,11 @@ class LogRemoval:
         self._deleted = []
 
     def truncate_to(self, offset: int, *, now_ms: int) -> int:
-        """Truncate the log to `offset`: remove the records at or above it, and their effects on producers and epochs.
+        """Truncate the log to `offset`: remove the records from there on and their effects.
 
-        - The log then ends at `offset`, as Kafka's does, even if the last remaining batch ends below. Offsets below
-          `offset` are never assigned again. The batch that holds `offset` is removed whole.
-        - If `offset` is below the first local record, no local record is left, and the log start is lowered with the
-          end.
-        - The caller must know what the remote tier holds.
-
-        Returns the log end: `offset`, or lower if it was lower before. Order of effects and crashes: see the module.
-        Raises DiskFailed; after step 1 the log is then unusable.
+        Returns the log end, at most `offset`. Offsets below `offset` are never assigned again. If `offset` is below the
+        first local record, the log start is lowered with the end. The caller must know the content of the remote tier.
+        Raises DiskFailed; after step 1 of the module's table the log is then unusable.
         """
         state = self._state
         with state.cleaning.paused(), state.lock:
@@ -163,8 +150,7 @@ class LogRemoval:
                 state.producers = state.snapshots.state_at(offset, bases)
                 if not active.is_active:
                     active.activate()
-            # With no local record left below `offset`, the next start finds the same log start in the name of the
-            # segment.
+            # With no local record below `offset`, the next start finds the log start in the name of the segment.
             is_empty = not sealed and active.base_offset == offset and start >= cut.segment.base_offset
             state.publish([*sealed, active], next_offset=offset, log_start_offset=offset if is_empty else start)
             state.all_durable()
@@ -181,20 +167,18 @@ class LogRemoval:
     ) -> None:
         """Remove every local record and continue at `offset`, with the leader epochs `epochs` below it.
 
-        For a log whose records below `offset` are all in the remote tier. The remote tier also knows its `producers`:
-        sequences, and transactions that are open at `offset`. Without them no producer is known.
-
-        Order of effects:
+        For a log whose records below `offset` are all in the remote tier, which also knows its `producers`: sequences,
+        and transactions that are open at `offset`. Order of effects:
 
         1. The recovery point and cleaner offset are lowered, and checkpoints written.
         2. The segments and producer snapshots are deleted.
         3. The snapshot of `producers` is written and synced, because it is the only source for them.
         4. The empty segment is created, then the epochs are written.
-        5. A log start above `offset` is lowered. A crash before this leaves an empty log, which restarts at the old
-           log start.
+        5. A log start above `offset` is lowered. A crash before this leaves an empty log, which restarts at the old log
+           start.
 
         Raises DiskFailed; from step 2 on the log is then unusable. Raises Conflict, with nothing done, if the log does
-        not end at `ends_at`: it has records that the caller does not know.
+        not end at `ends_at`.
         """
         from local.log import loading
 
@@ -258,10 +242,7 @@ class LogRemoval:
     # -- private -------------------------------------------------------------------------------------------------
 
     def _certify_no_further_than(self, offset: int) -> None:
-        """Lower the checkpointed offsets to the new log end, in memory and on disk, before records are removed.
-
-        If the checkpoints cannot be written, the values in memory are restored, so that the next try writes them.
-        """
+        """Lower the checkpointed offsets to the new end, in memory and on disk; on failure restore the memory."""
         state = self._state
         before = state.recovery_point, state.cleaner_offset, state.cleaner_reach
         state.cleaner_reach = min(state.cleaner_reach, offset)
@@ -276,7 +257,6 @@ class LogRemoval:
                 raise
 
     def _cut_segments(self, cut: Cut) -> Segment:
-        """Do steps 2 to 4 of a truncation. The old segment raises NotFound from the first cut on."""
         from local.log import loading, recovery
 
         segment, interval_bytes = cut.segment, self._state.settings.index_interval_bytes
@@ -325,10 +305,7 @@ class LogRemoval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """The cut of a log: `segment` is the last remaining one, `later` are the segments after it.
-
-    Its first `position` bytes remain: the batches of `remaining`, up to `next_offset`.
-    """
+    """The cut in `segment`: its first `position` bytes remain (`remaining`); `later` segments are removed."""
 
     segment: Segment
     later: Sequence[Segment]
@@ -338,10 +315,7 @@ class Cut:
 
 
 def find_cut(segments: Sequence[Segment], offset: int) -> Cut | None:
-    """Return the cut before all records at or above `offset`. Changes nothing.
-
-    Returns None if no segment begins at or below `offset`. Raises Corrupt if the headers are unsound up to there.
-    """
+    """Return the cut before all records from `offset` on; None if no segment begins below. Raises Corrupt."""
     from local import kernels
 
     staying = [segment for segment in segments if segment.base_offset <= offset]

@@ -2,8 +2,7 @@
 
 **Group commit.** Threads that wait for durable appends share one fsync. A thread appends under the log's lock, releases
 the lock and waits for its **position**: a number that grows with every written byte and never falls. One waiting thread
-leads and syncs for all. A sync covers all bytes written before it began. Threads that arrive during the sync elect the
-next leader among them. There is no timer.
+leads and syncs for all. A sync covers all bytes written before it began. There is no timer.
 
 | state | event | next state, and the effect on waiting threads |
 |---|---|---|
@@ -101,8 +100,6 @@ def after(now: Cleaning, event: Event) -> Cleaning:
 class CleaningGate:
     """The cleaning state of one log. Thread safe; hold no lock of the log while pausing.
 
-    The cleaning state of a log: whether it may be cleaned, is being cleaned, or is paused.
-
     | state | start | end | pause | resume |
     |---|---|---|---|---|
     | none | in progress | | paused(1) | |
@@ -110,23 +107,17 @@ class CleaningGate:
     | aborted | | paused(1) | | |
     | paused(n) | | | paused(n + 1) | paused(n - 1), or none |
 
-    A blank is a mistake of the caller and raises InvalidRequest. A pass starts only from *none*, so a log never has
-    two.
-
-    A change of something that the cleaner relies on **pauses** the log first: a truncation, a move to another disk,
-    another cleanup policy, a deletion.
+    A blank is a mistake of the caller and raises InvalidRequest. A log never has two passes. A change of something that
+    the cleaner relies on **pauses** the log first: a truncation, a move to another disk, another cleanup policy, a
+    deletion.
 
     1. The pause turns a pass under way into *aborted*.
     2. The cleaner checks for this between two steps and ends the pass.
     3. The log becomes *paused*, and the pausing thread continues.
 
     Pauses nest: the cleaner may start again after the last resume. A second pause of an *aborted* log waits for
-    *paused* and adds one.
-
-    The result of a pass counts only if the pass ends from *in progress*: only then is the cleaner checkpoint written.
-    An aborted pass may have swapped in groups of segments. Each group is sound by itself and is cleaned again.
-
-    Source: kafka `LogCleanerManager`, `LogCleaningState`.
+    *paused* and adds one. The cleaner checkpoint is written only if the pass ends from *in progress*. Groups that an
+    aborted pass has swapped in are sound and are cleaned again. Source: kafka `LogCleanerManager`, `LogCleaningState`.
     """
 
     def __init__(self, partition: TopicPartition) -> None:
@@ -166,10 +157,7 @@ class CleaningGate:
             return is_done
 
     def abort_and_pause(self) -> None:
-        """Pause the log and wait until a pass under way has ended. The pause lasts until `resume`.
-
-        Raises InvalidRequest in the cleaning thread itself, which would wait for ever.
-        """
+        """Pause until `resume`; wait for the end of a pass. Raises InvalidRequest in the cleaning thread."""
         with self._changed:
             if self._cleaner == threading.get_ident():
                 raise InvalidRequest("the cleaner cannot pause its own cleaning", partition=self._partition)
@@ -199,7 +187,7 @@ class CleaningGate:
 
 
 class GroupCommit:
-    """See the module. Thread safe. One thread at a time calls `sync`, without holding this class's lock.
+    """The group commit. Thread safe. One thread at a time calls `sync`, without this class's lock.
 
     `sync` makes at least all bytes durable that were written before its call, and returns the position it reached.
     """
@@ -212,10 +200,9 @@ class GroupCommit:
         self._failure: BaseException | None = None
 
     def wait_for(self, position: int) -> None:
-        """Return once everything up to `position` is durable.
+        """Return once all up to `position` is durable. The caller must not hold a lock that `sync` needs.
 
-        The caller must not hold a lock that `sync` needs. Raises DiskFailed after a failure; the leader raises the
-        error of `sync` itself.
+        Raises DiskFailed after a failure; the leader raises the error of `sync` itself.
         """
         while True:
             leads = False
@@ -264,9 +251,8 @@ class LogState:
     - `producers`: the state after the last batch. In a read-only open they are read at the first use (`source`).
     - `cleaner_reach`: below it the cleaner may have removed records for newer ones.
     - `written_bytes`: the position for the group commit, counted from the open. `cuts`: how often the log end fell.
-    - `write_checkpoints` is set by the owner of this log's checkpoints.
-    - `before_cut` is called with (offset, time) before the log end is lowered to an offset: files next to the log that
-      describe records from there on must not outlive the records (`tiered.read.view_places`).
+    - `before_cut` is called with (offset, time) before the log end is lowered to an offset: files that describe records
+      from there on must not outlive the records (`tiered.read.view_places`).
     """
 
     def __init__(self, storage: Storage, directory: str, partition: TopicPartition, settings: LogSettings) -> None:
@@ -320,11 +306,10 @@ class LogState:
         return LeaderEpochs(tuple(checkpoints.read_epochs(self.storage, self.path(names.LEADER_EPOCHS))))
 
     def correct_epochs(self, written: LeaderEpochs, epochs: LeaderEpochs, *, was_clean: bool) -> None:
-        """At start-up, set the epochs that fit the log's ends, and write them if needed.
+        """At start-up, set the epochs that fit the log's ends.
 
-        They are written if the file differs, and after an unclean shutdown if the file exists: the process that wrote
-        it may have been killed before it synced the name. A missing file means no epochs, as for a new log. After a
-        clean shutdown an unchanged file is not written, so that a full disk does not prevent the open.
+        They are written if the file differs, and after an unclean shutdown if it exists: its name may not be synced.
+        After a clean shutdown an unchanged file is not written: a full disk does not prevent the open.
         """
         fitting = epochs.truncate_from_start(self.view.first_known_offset)
         if fitting != written or not (was_clean or not self.storage.exists(self.path(names.LEADER_EPOCHS))):
@@ -333,10 +318,7 @@ class LogState:
             self.epochs = fitting
 
     def forget_old_epochs(self) -> None:
-        """Start the epochs where the records start, as `LeaderEpochFileCache.truncateFromStart` does.
-
-        The file is written with the next epoch and at every start; until then extra epochs in it do no harm.
-        """
+        """Start the epochs where the records start, in memory: extra epochs in the file do no harm."""
         self.epochs = self.epochs.truncate_from_start(self.view.first_known_offset)
 
     # -- durability and failure ----------------------------------------------------------------------------------
@@ -349,12 +331,7 @@ class LogState:
 
     @contextmanager
     def failing(self, *, unless_full: bool = False) -> Iterator[None]:
-        """Make the log unusable after any error inside the context, until it is reopened and recovered.
-
-        A failed fsync is never retried, because the kernel may have dropped the pages and cleared the error. The log
-        then confirms nothing more. An interrupted fsync counts as failed. With `unless_full` a lack of room is no
-        failure: the code inside must then leave everything unchanged.
-        """
+        """Make the log unusable after any error inside the context. `unless_full`: a lack of room is no failure."""
         try:
             yield
         except BaseException as error:
@@ -378,10 +355,7 @@ class LogState:
     def _sync_written(self) -> int:
         """Sync for the group commit, without the lock. Return the position up to which everything is durable.
 
-        - Only the active segment needs a sync; closed ones are durable. If the segment is closed or recovered during
-          the sync, that made the same bytes durable.
-        - A truncation during the sync (`cuts`) may have been followed by other records at the same offsets, which this
-          sync does not cover. The recovery point then stays.
+        A truncation during the sync (`cuts`) may be followed by other, unsynced records: the recovery point then stays.
         """
         with self.lock:
             self.check_usable()
@@ -398,7 +372,6 @@ class LogState:
 
 
 def _bases(old: LogView, segments: tuple[Segment, ...]) -> tuple[int, ...]:
-    """Return the base offsets of `segments`. A roll adds one segment, and the old bases are reused."""
     if segments and segments[:-1] == old.segments:
         return (*old.bases, segments[-1].base_offset)
     return tuple(segment.base_offset for segment in segments)

@@ -1,17 +1,10 @@
 """The producers of a log on disk: ``.snapshot`` files, and the batches after them.
 
-The batches are authoritative: the producers at an offset follow from all batches below it. A snapshot at an offset
-holds the same state and saves the read. Therefore:
-
-- A roll writes a snapshot without fsync. A missing one is computed from the log.
-- A damaged snapshot is deleted. The next older one and more batches lead to the same state.
-- Before retention deletes batches, the snapshot after them is made durable (`write_snapshot`). It is then the only
-  source.
-- A snapshot of a diverged history must never remain. A truncation deletes the snapshots above the new end, durably,
-  before the next append.
-
-Start-up keeps the snapshots at segment bases, and the largest one if it is above the last base (from a clean
-shutdown). Source: kafka `ProducerStateManager`, `UnifiedLog.rebuildProducerState`.
+The batches are authoritative. A snapshot at an offset holds the state of all batches below it and saves the read. A
+missing or damaged one is computed from an older one and the batches, so a roll writes it without fsync. Before
+retention deletes batches, the snapshot after them is made durable: it is then the only source. A truncation deletes the
+snapshots above the new end, durably, before the next append. Start-up keeps the snapshots at segment bases, and the
+largest one if it is above the last base. Source: kafka `ProducerStateManager`, `UnifiedLog.rebuildProducerState`.
 """
 
 from __future__ import annotations
@@ -34,10 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class ProducerFiles:
-    """The snapshots in one partition directory. Callers hold the log's lock.
-
-    With `is_onlooker` (a read-only open) no lock is needed: files are only read, and damaged files stay.
-    """
+    """The snapshots in a partition directory; guarded by the log's lock. `is_onlooker`: files are only read."""
 
     def __init__(self, storage: Storage, directory: str, *, is_onlooker: bool = False) -> None:
         self._storage = storage
@@ -66,11 +56,7 @@ class ProducerFiles:
         return bool(self._known)
 
     def write(self, offset: int, producers: ProducerState, *, is_durable: bool = False) -> None:
-        """Write the state before `offset`.
-
-        If the newest snapshot is at `offset`, only make it durable on request. Without `is_durable` a crash may leave
-        the snapshot missing or torn. It is then computed from the log.
-        """
+        """Write the state before `offset`. Unless `is_durable`, a crash may leave it missing or torn."""
         if self.offsets()[-1:] == [offset]:
             if is_durable:
                 self._make_durable(offset)
@@ -94,11 +80,7 @@ class ProducerFiles:
             bisect.insort(known, offset)
 
     def write_snapshot(self, offset: int, bases: Sequence[int]) -> None:
-        """Make a sound snapshot of `offset` durable, before the batches below it are deleted for good.
-
-        From then on the snapshot is the only source for their producers. If damage in the log makes the state unknown,
-        this function logs a warning, and the caller deletes the batches all the same.
-        """
+        """Make a sound snapshot of `offset` durable before the batches below it are deleted. Damage: a warning."""
         try:
             producers = self.state_at(offset, bases)
         except Corrupt as error:
@@ -117,7 +99,7 @@ class ProducerFiles:
         """Return the producers before `offset`, from the newest sound snapshot and the batches after it.
 
         `bases` are the segments', ascending. A damaged snapshot is deleted. Raises Corrupt, and NotFound for a missing
-        segment. With `may_vanish` (another process drops segments) a missing segment is skipped.
+        segment, unless it `may_vanish` (another process drops segments).
         """
         known_to, producers = self._newest(offset)
         for base, end in pairwise((*bases, offset)):
@@ -135,7 +117,7 @@ class ProducerFiles:
         return producers if known_to == offset else ProducerState()
 
     def keep(self, bases: Iterable[int], next_offset: int) -> None:
-        """Delete the snapshots above `next_offset`, and those that are at no base except the newest above all bases."""
+        """Delete the snapshots above `next_offset`, and all at no base but the newest above all bases."""
         known = set(bases)
         strays = [offset for offset in self.offsets() if offset not in known and offset <= next_offset]
         newest = strays[-1] if strays and strays[-1] > max(known, default=-1) else None
@@ -153,7 +135,6 @@ class ProducerFiles:
         return self.path(offset)
 
     def _make_durable(self, offset: int) -> None:
-        """Sync a snapshot that a roll left in the page cache."""
         sync_file(self._storage, self.path(offset))
         self._storage.sync_directory(self._directory)
 

@@ -1,12 +1,8 @@
 """The producers of a log in memory: sequences, epochs, open transactions. No disk access, no lock.
 
-- The last five batches of every producer are remembered, so that a retry gets the offsets of its first append.
-- The first offset of every open transaction is remembered. The earliest is `first_unstable_offset`; no record at or
-  above it is decided.
-- The state is a function of the batches below an offset, in order. A ``.snapshot`` file holds the state just before
-  the offset in its name, with only the last batch of each producer.
-
-`ProducerState.check` applies these rules to a batch before the append, in this order:
+The state is a function of the batches below an offset, in order. It holds the last five batches of every producer, so
+that a retry gets the offsets of its first append, and the first offset of every open transaction. `ProducerState.check`
+applies these rules to a batch before the append, in this order:
 
 | the batch | answer |
 |---|---|
@@ -17,10 +13,8 @@
 | a sequence that does not follow the last one (0 follows 2^31-1) | OutOfOrderSequence |
 | not transactional while the producer's transaction is open | InvalidRequest |
 
-`check_marker` refuses a marker with an epoch or coordinator epoch below those in the log. Batches already in the log
-are not checked again: `update` and `replay` accept every batch, as Kafka does for replicated ones.
-
-**The ``.snapshot`` file.**
+**The ``.snapshot`` file** holds the state just before the offset in its name, with only the last batch of each
+producer.
 
 | off | size | field | note |
 |---|---|---|---|
@@ -31,8 +25,8 @@ are not checked again: `update` and `replay` accept every batch, as Kafka does f
 
 An entry, 46 bytes: producerId int64, producerEpoch int16, lastSequence int32 (-1 none), lastOffset int64 (-1 none),
 offsetDelta int32 (of the last batch: its last minus its first offset), timestamp int64, coordinatorEpoch int32,
-currentTxnFirstOffset int64 (-1 none). Big-endian. Source: kafka `ProducerSnapshot.json`,
-`ProducerStateManager`, `ProducerAppendInfo`, `ProducerStateEntry`.
+currentTxnFirstOffset int64 (-1 none). Big-endian. Source: kafka `ProducerSnapshot.json`, `ProducerStateManager`,
+`ProducerAppendInfo`, `ProducerStateEntry`.
 """
 
 from __future__ import annotations
@@ -79,7 +73,7 @@ class ProducerEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Producer:
-    """The producer of a repeatable append, its first sequence. Raises InvalidRequest for a number outside its field."""
+    """The producer of a repeatable append, its first sequence. Raises InvalidRequest outside a field."""
 
     producer_id: int
     producer_epoch: int
@@ -115,8 +109,6 @@ class RememberedBatch(NamedTuple):
 
 @dataclass(slots=True)
 class _Known:
-    """One producer. All `batches` have its epoch."""
-
     epoch: int
     coordinator_epoch: int = NONE
     timestamp_ms: int = NONE
@@ -130,14 +122,9 @@ class _Known:
 
 
 class ProducerState:
-    """The producers of a log, see the module.
-
-    `first_unstable_offset` is the start of the earliest open transaction, None without one. One writer at a time; any
-    thread may read `first_unstable_offset`.
-    """
+    """The producers of a log. One writer at a time; any thread may read `first_unstable_offset`."""
 
     def __init__(self, entries: Iterable[ProducerEntry] = ()) -> None:
-        """Build the state that a snapshot's `entries` describe."""
         self.first_unstable_offset: int | None = None
         self._known: dict[int, _Known] = {}
         self._open: dict[int, int] = {}  # first offset to producer id, ascending: transactions begin in offset order
@@ -156,10 +143,7 @@ class ProducerState:
         return [_to_entry(producer, known) for producer, known in sorted(self._known.items())]
 
     def check(self, header: BatchHeader) -> RememberedBatch | None:
-        """Return the batch that `header` repeats, or None if it may be appended (see the module's table).
-
-        Raises ProducerFenced, OutOfOrderSequence, InvalidRequest. Changes nothing.
-        """
+        """Return the batch that `header` repeats, or None. Changes nothing. Raises as the module's table says."""
         known = self._known.get(header.producer_id)
         if known is None:
             return None
@@ -179,11 +163,7 @@ class ProducerState:
     def check_marker(
         self, producer_id: int, producer_epoch: int, coordinator_epoch: int, first_offset: int | None = None
     ) -> None:
-        """Check a marker before its append.
-
-        Raises ProducerFenced for a marker of an older producer epoch or older coordinator epoch. Raises NotFound if
-        `first_offset` is given and no transaction that began there is open.
-        """
+        """Raise ProducerFenced for an old epoch, NotFound if no transaction began at `first_offset`."""
         known = self._known.get(producer_id)
         if first_offset is not None and (known is None or known.transaction_first_offset != first_offset):
             facts = {"producer_id": producer_id, "first_offset": first_offset}
@@ -200,10 +180,7 @@ class ProducerState:
             )
 
     def update(self, header: BatchHeader, base_offset: int, marker: Marker | None = None) -> AbortedTransaction | None:
-        """Add a batch that is in the log at `base_offset`. Return the transaction that it aborted, if any.
-
-        `marker` is the content of a control batch (`batch.read_marker`). A control batch without one changes nothing.
-        """
+        """Add a batch of the log; return the transaction that it aborts. `marker`: that of a control batch."""
         if header.is_control:
             return None if marker is None else self._end_transaction(header, base_offset, marker)
         known = self._known.get(header.producer_id)
@@ -221,10 +198,7 @@ class ProducerState:
         return None
 
     def replay(self, data: memoryview, table: BatchTable, from_offset: int = 0) -> list[AbortedTransaction]:
-        """Do `update` for each batch of `data` with a producer at or above `from_offset`. `table` is its scan.
-
-        Raises Corrupt for an unreadable marker.
-        """
+        """Do `update` for each batch of `data` from `from_offset` on; `table` is its scan. Raises Corrupt."""
         import numpy as np
 
         aborted = []
@@ -237,7 +211,7 @@ class ProducerState:
         return aborted
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
-        """Remove producers without open transaction whose last batch is `expiration_ms` old; return their number."""
+        """Remove idle producers without open transaction, `expiration_ms` after their last batch."""
         old = [
             producer
             for producer, known in self._known.items()
@@ -248,7 +222,6 @@ class ProducerState:
         return len(old)
 
     def _end_transaction(self, header: BatchHeader, offset: int, marker: Marker) -> AbortedTransaction | None:
-        """End a transaction. An aborted one gets the last stable offset after its marker."""
         known = self._known.get(header.producer_id)
         if known is None:
             known = self._known[header.producer_id] = _Known(header.producer_epoch)
@@ -277,7 +250,7 @@ def sequence_after(sequence: int, steps: int) -> int:
 
 
 def sequence_before(sequence: int, steps: int) -> int:
-    """Return the sequence `steps` records earlier: the inverse of `sequence_after`."""
+    """Return the sequence `steps` records earlier."""
     return (sequence - steps) % (SEQUENCE_MAX + 1)
 
 

@@ -1,11 +1,8 @@
 """A read-only open of a partition directory that another process may write. Changes nothing.
 
-It reads the directory listing and the end of the last segment. The module is light on purpose: ``tiered status`` opens
-every log of a node and needs nothing of `local.log.loading`.
-
-The writer continues during the open, and a listing is not atomic: while a segment is renamed, it may hold neither name.
-The names are therefore listed before and after and must be equal. If they differ, or a swap is under way, the open is
-repeated after each of PAUSES_S.
+It reads the listing and the end of the last segment, and never imports `local.log.loading`: ``tiered status`` opens
+every log of a node. A listing is not atomic, so the names are listed twice; the open is repeated after each of
+PAUSES_S.
 """
 
 from __future__ import annotations
@@ -32,10 +29,7 @@ _LOOKED_AT = (*_LOGS, names.TXN_INDEX)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedLog:
-    """The loaded segments, ascending, and the log end. Segments are closed.
-
-    `epochs` and `producers` include the recovered batches. `recovered_count` segments were read whole and checked.
-    """
+    """The closed segments, ascending, and the log end. `recovered_count` segments were read whole."""
 
     segments: list[Segment]
     next_offset: int
@@ -45,10 +39,7 @@ class LoadedLog:
 
 
 class ReadOnlySource:
-    """The directory of a read-only log, and what was loaded from it last.
-
-    `log_start_offset` is the checkpointed one. Without `is_tiered` the first local segment's base is its lower bound.
-    """
+    """The directory of a read-only log. Unless `is_tiered`, the log starts at the first base at least."""
 
     def __init__(self, storage: Storage, directory: str, log_start_offset: int, *, is_tiered: bool) -> None:
         self.has_read_producers = False
@@ -79,11 +70,9 @@ class ReadOnlySource:
 def load_read_only(
     storage: Storage, directory: str, log_start_offset: int, *, pause: Callable[[float], None] = time.sleep
 ) -> LoadedLog:
-    """Return the log on disk at this moment without changes.
+    """Return the log on disk now: at least one segment, no torn tail. Changes nothing.
 
-    A torn tail is left out. At least one segment. Raises Unavailable if files are between steps 3 and 5 of a swap
-    (`local.segment.swap`), perhaps after a crash: no file has the final name then. The other segments would look
-    complete, with a hole between them.
+    Raises Unavailable between steps 3 and 5 of a swap (`local.segment.swap`): the log would seem to have a hole.
     """
     for pause_s in PAUSES_S:
         try:
@@ -117,7 +106,7 @@ def nothing(storage: Storage, directory: str, next_offset: int) -> LoadedLog:
 
 
 def _listed(storage: Storage, directory: str) -> Mapping[str, FileFacts]:
-    """Return a stable listing of logs and transaction indexes. Raises Unavailable unless only newer logs were added."""
+    """Return a stable listing. Raises Unavailable unless only newer logs were added."""
     before = _logs(storage.list(directory))
     files = storage.list_files(directory, _LOOKED_AT)
     newest = max(before, default=(-1, ""))[0]
@@ -128,7 +117,6 @@ def _listed(storage: Storage, directory: str) -> Mapping[str, FileFacts]:
 
 
 def _logs(files: Iterable[str]) -> set[tuple[int, str]]:
-    """Return the (base offset, suffix) of each ``.log`` and ``.log.swap`` in `files`."""
     return {found for name in files if name.endswith(_LOGS) and (found := names.parse_segment_file(name))}
 
 
@@ -140,11 +128,7 @@ def found_segment(files: SegmentFiles, listed: Mapping[str, FileFacts], access: 
 
 
 def trim_to_whole_batches(segment: Segment) -> int:
-    """Limit the size of a shared segment to its sound batches. Return one past their last offset.
-
-    Another process may write the segment. The scan starts at the last entry of the offset index, which names the last
-    offset of the batch there. A sound batch that ends with this offset confirms the entry.
-    """
+    """Limit a shared segment to its sound batches; return the end. Scans from a confirmed last index entry."""
     segment.may_grow = True
     # Entries past the known bytes were added since the listing.
     inside = [each for each in segment.last_offset_entries() if 0 <= each[1] < segment.size_bytes]
@@ -158,7 +142,6 @@ def trim_to_whole_batches(segment: Segment) -> int:
 
 
 def _scanned_end(segment: Segment) -> int:
-    """Do `trim_to_whole_batches` for any index and any batch formats."""
     if not segment.size_bytes:
         segment.show(0, -1)
         return segment.base_offset

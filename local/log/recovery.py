@@ -18,7 +18,7 @@ final name first, durably:
   entries of the segments it replaces.
 
 A log file's bytes are trusted up to the recovery point. Beyond it every batch's CRC is checked, and the first torn or
-wrong batch ends the log. `local.log.loading` decides which segments are recovered, and handles later ones.
+wrong batch ends the log.
 
 Order of effects: truncate, sync the file, rebuild the indexes, sync them, sync the directory. Appends start only then,
 else new records would follow torn bytes. A crash inside recovery is recovered in the same way. Source: kafka
@@ -64,7 +64,7 @@ _PIECE_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredSegment:
-    """The result of recovering a segment: whether its tail was removed, and its leader epochs with their starts."""
+    """Whether the tail was removed, and the leader epochs with their starts."""
 
     next_offset: int
     is_cut: bool
@@ -75,8 +75,7 @@ def finish_swaps(storage: Storage, directory: str) -> None:
     """Remove deleted and half-written files and put complete swaps in place (see the table).
 
     Durable on return. A swap is complete if its ``.log.swap`` exists and no ``.cleaned`` has a base at or below it. An
-    index with a ``.swap`` name without its ``.log.swap`` is removed and rebuilt: it is unknown whether it belongs to
-    the final log.
+    index with a ``.swap`` name without its ``.log.swap`` is removed: it is unknown whether it belongs to the final log.
     """
     there = storage.list(directory)
     if not any(name.endswith((CLEANED, SWAP, DELETED)) for name in there):
@@ -109,7 +108,7 @@ def finish_swaps(storage: Storage, directory: str) -> None:
 
 
 def segment_bases(storage: Storage, directory: str, there: Collection[str]) -> list[int]:
-    """Return the base offsets among the names `there`, ascending; remove temporary files and indexes without a log."""
+    """Return the base offsets among the names, ascending; remove temporary files and indexes without a log."""
     parsed = {name: found for name in there if (found := parse_segment_file(name))}
     bases = sorted(base for base, suffix in parsed.values() if suffix == LOG)
     known = set(bases)
@@ -132,8 +131,7 @@ def recover_segment(
     `producers` must be the state before the segment, and become the state after it. A batch with a valid checksum is
     never cut. Raises, with nothing changed:
 
-    - Corrupt if the first bad batch is below `trusted_to`: these bytes were durable once, so this is damage and not a
-      torn write.
+    - Corrupt if the first bad batch is below `trusted_to`: damage of durable bytes, not a torn write.
     - OutsideSegment if the indexes cannot hold sound batches, or if the first batch begins below the base, unless
       `may_begin_below`.
     """
@@ -149,7 +147,7 @@ def recover_segment(
             attempt = f"cannot recover a segment, {cause} below the recovery point"
             raise Corrupt(attempt, path=path, at=valid, durable=trusted_to)
         aborted = replay(producers, data, table, path)
-    # Synced even without a cut: the bytes may be in the page cache only, and they count as durable from now on.
+    # Synced even without a cut: the bytes may be in the page cache only, and count as durable from now on.
     sync_file(files.storage, path, truncate_to=valid if valid < size else None)
     if valid < size:
         _log.warning("cut the tail of a segment: path=%s at=%d bytes=%d cause=%s", path, valid, size - valid, cause)
@@ -200,12 +198,7 @@ def rebuild_txn_index(files: SegmentFiles, producers: ProducerState) -> None:
 
 
 def rebuild_indexes(files: SegmentFiles, *, interval_bytes: int) -> None:
-    """Rebuild both indexes from the batch headers. The log is not changed.
-
-    For a segment that is not recovered again: a crash leaves each file whole, old or new. Raises Corrupt if the
-    headers are unsound. Checksums are left to the reads of the batches, so that the rest of the segment stays
-    readable.
-    """
+    """Rebuild both indexes from the headers; a crash leaves each file old or new. Raises Corrupt."""
     path = files.path(LOG)
     with _mapped(files, LOG) as data:
         table = kernels.scan_batches(data, verify=False)
@@ -235,7 +228,6 @@ def _write_indexes(files: SegmentFiles, table: BatchTable, interval_bytes: int) 
 
 
 def _write_txn_index(files: SegmentFiles, entries: bytes) -> None:
-    """Write the entries, or delete the file if there are none. The caller syncs the directory."""
     if entries:
         write_file(files.storage, files.path(TXN_INDEX), entries)
     else:
@@ -243,7 +235,7 @@ def _write_txn_index(files: SegmentFiles, entries: bytes) -> None:
 
 
 def _end_of_swap(files: SegmentFiles) -> int:
-    """Return one past the last offset of a ``.log.swap``, which replaces all segments from its base up to there."""
+    """Return one past the last offset of a ``.log.swap``, which replaces all segments in its range."""
     with _mapped(files, LOG + SWAP) as data:
         table = kernels.scan_batches(data, verify=False)
         return int(table.last_offsets[-1]) + 1 if len(table) else files.base_offset + 1
@@ -298,8 +290,8 @@ def entries_again(segment: Segment, bases: Sequence[int]) -> list[AbortedTransac
 
 # Split or rename segments that no index can describe, at start-up. A sound batch is never cut.
 #
-# An index counts offsets from the segment's base in 31 bits. Older brokers' cleaners left segments with a longer range
-# (KAFKA-6264), and a file may have a wrong name.
+# An index counts offsets from the segment's base in 31 bits. Older brokers' cleaners left longer segments (KAFKA-6264),
+# and a file may have a wrong name.
 #
 # | the segment | start-up |
 # |---|---|
@@ -310,8 +302,8 @@ def entries_again(segment: Segment, bases: Sequence[int]) -> list[AbortedTransac
 # | its first batch is more than 2^31-1 above its name | renames the file to that batch |
 # | its last batch reaches into the next segment | Corrupt: both stay unchanged |
 #
-# A clean start reads no batch of a trusted segment between the first and the last one. If such a segment begins below
-# its name, its records are served at their offsets under this name. `verify` warns of it, and a recovery renames it.
+# A clean start reads no batch of a trusted segment between the first and the last one. Such a segment may begin below
+# its name. `verify` warns of it, and a recovery renames it.
 #
 # Order of effects of a split, and the result of `finish_swaps` after a crash:
 #
@@ -328,11 +320,11 @@ def entries_again(segment: Segment, bases: Sequence[int]) -> list[AbortedTransac
 
 
 def put_right(files: SegmentFiles, *, end_before: int | None, next_base: int | None, verify: bool) -> bool:
-    """Split or rename the segment as the module's table says. Return False if it stays as it is.
+    """Split or rename the segment as the table above says. Return False if it stays as it is.
 
     `end_before` is the end of the previous segment, `next_base` the base of the next one; None without one. With
-    `verify` only the batches before the first wrong checksum count; the bytes after them stay in the last part.
-    Durable on return. Raises Corrupt, with nothing changed.
+    `verify` only the batches before the first wrong checksum count; the bytes after them stay in the last part. Durable
+    on return. Raises Corrupt, with nothing changed.
     """
     path, base_offset = files.path(LOG), files.base_offset
     with _mapped(files, LOG) as data:
@@ -349,7 +341,6 @@ def put_right(files: SegmentFiles, *, end_before: int | None, next_base: int | N
                 facts = {**where, "end_before": end_before}
                 raise Corrupt("cannot load the log, a segment overlaps the previous segment", **facts)
         elif not 0 <= first - base_offset <= RELATIVE_OFFSET_MAX:
-            # The log alone is renamed. The start removes the old indexes, which have no log then.
             files.storage.rename(path, files._replace(base_offset=first).path(LOG))
             files.sync_names()
             _log.warning(
@@ -390,7 +381,6 @@ def _split(files: SegmentFiles, data: memoryview, table: BatchTable) -> None:
 
 
 def _first_rows(table: BatchTable, base_offset: int) -> list[int]:
-    """Return the first row of each part. A part has all batches within 31 bits of its base."""
     rows, base = [0], base_offset
     while (row := int(np.searchsorted(table.last_offsets, base + RELATIVE_OFFSET_MAX, "right"))) < len(table):
         rows.append(row)
@@ -399,7 +389,6 @@ def _first_rows(table: BatchTable, base_offset: int) -> list[int]:
 
 
 def _aborted(files: SegmentFiles) -> list[AbortedTransaction] | None:
-    """Return the entries of the segment's transaction index; None without the file, none if it is damaged."""
     path = files.path(TXN_INDEX)
     if not files.storage.exists(path):
         return None

@@ -1,22 +1,12 @@
 """One log directory, held by one process: lock, identity, checkpoints, clean marker, open logs.
 
-Order of effects at open:
+Order of effects at open: lock; read the clean-shutdown marker, then delete it durably; read the checkpoints; load the
+logs, trusting their files only if the marker existed. At close: close every log, write the checkpoints, write the
+marker, unlock.
 
-1. Lock the directory.
-2. Read the clean-shutdown marker, then delete it durably.
-3. Read the checkpoints.
-4. Load the logs; trust their files only if the marker existed.
-
-Order of effects at close:
-
-1. Close every log.
-2. Write the checkpoints.
-3. Write the marker.
-4. Unlock.
-
-The marker is written only for bytes that are already durable, and is deleted before the first write (O8).
-A crash at any point leaves no marker: the next open recovers every log from its recovery point.
-A recovery point is written only after the bytes below it were synced.
+The marker is written only for bytes that are already durable, and is deleted before the first write (O8). A crash at
+any point leaves no marker: the next open recovers every log from its recovery point. A recovery point is written only
+after the bytes below it were synced.
 """
 
 from __future__ import annotations
@@ -50,10 +40,10 @@ class LogDirectory:
     def __init__(
         self, storage: Storage, root: str, *, read_only: bool = False, like: MetaProperties | None = None
     ) -> None:
-        """Lock the directory and read its checkpoints; `open_log` opens logs.
+        """Lock the directory and read its checkpoints. Raises Conflict, AccessDenied, DiskFailed, Corrupt.
 
         With `read_only` nothing is locked or written, and logs are seen as they are now. A new directory gets the
-        cluster id and node id of `like` (`local.logdirs.log_dirs`). Raises Conflict, AccessDenied, DiskFailed, Corrupt.
+        cluster id and node id of `like`.
         """
         self.storage = storage
         self.root = root
@@ -94,9 +84,8 @@ class LogDirectory:
     def create(self, partition: TopicPartition, topic_id: str, *, is_opened_next: bool = False) -> None:
         """Create an empty directory for a new partition, durable on return.
 
-        With `is_opened_next` the directory and its name are durable only after its log was opened: the first segment of
-        the log syncs the names anyway. A crash before that leaves an empty partition with or without a topic id; a
-        missing topic id is written again. Raises InvalidRequest if the directory belongs to another topic id.
+        With `is_opened_next` it is durable only after its log was opened: a crash before that leaves an empty
+        partition, perhaps without a topic id. Raises InvalidRequest if the directory belongs to another topic id.
         """
         directory = self.path(partition)
         self.storage.make_directory(directory)
@@ -118,11 +107,7 @@ class LogDirectory:
         is_tiered: bool = False,
         is_new: bool = False,
     ) -> Log:
-        """Load the log of `partition`, recovered from its checkpoints. A second call returns the same object.
-
-        `is_new` means that the log was put here after the last shutdown: the clean-shutdown marker says nothing about
-        it.
-        """
+        """Load and recover the log. A second call returns the same object. `is_new`: ignore the clean marker."""
         if partition in self.logs:
             return self.logs[partition]
         log = Log.open(
@@ -141,7 +126,7 @@ class LogDirectory:
             # A checkpoint past the log end was written for another log and is not trusted.
             known = self._known[names.CLEANER_OFFSETS].get(partition, 0)
             log.cleaner_offset = known if known <= log.next_offset else 0
-        # Set it under every policy: records below the reach may have been removed by an earlier cleaner pass.
+        # Under every policy: an earlier cleaner pass may have removed records below the reach.
         log.cleaner_reach = min(self._known[names.CLEANER_REACHES].get(partition, 0), log.next_offset)
         log.write_checkpoints_with(self.write_checkpoints)
         self.logs[partition] = log
@@ -159,10 +144,7 @@ class LogDirectory:
         cleaner_offset: int = 0,
         cleaner_reach: int = 0,
     ) -> Log:
-        """Open a log whose files were put here complete and durable up to `recovery_point`.
-
-        Bytes above `recovery_point` are recovered. `close` writes the checkpoints. Raises as `open_log`.
-        """
+        """Open a log whose files were put here, complete and durable up to `recovery_point`. Raises as `open_log`."""
         self.forget(partition)
         for name, offset in (
             (names.RECOVERY_POINTS, recovery_point),
@@ -187,11 +169,7 @@ class LogDirectory:
         self.write_cleaner_offsets()
 
     def try_checkpoints(self) -> DiskFailed | None:
-        """Like `write_checkpoints`, after an effect that is complete without checkpoints.
-
-        A disk without room is not an error of that effect: this function returns the DiskFailed, and the checkpoints
-        are due until they are written. Other errors are raised.
-        """
+        """Like `write_checkpoints`, but return a DiskFailed for a lack of room: the checkpoints are then due."""
         try:
             self.write_checkpoints()
         except DiskFailed as error:
@@ -209,11 +187,11 @@ class LogDirectory:
         return None
 
     def write_cleaner_offsets(self) -> None:
-        """Call it after a cleaning, once its swaps are durable."""
+        """Write the cleaner offsets, after a cleaning, once its swaps are durable."""
         self._write(names.CLEANER_OFFSETS)
 
     def write_cleaner_reaches(self) -> None:
-        """Call it before the first swap of a cleaning. Without reaches no file is created."""
+        """Write the reaches before the first swap of a cleaning. Without reaches no file is created."""
         self._write(names.CLEANER_REACHES)
 
     def write_log_starts(self, raised: Mapping[TopicPartition, int] | None = None) -> None:
@@ -279,18 +257,14 @@ class LogDirectory:
     def _start_of(self, log: Log) -> int:
         """The log start to write: the larger of the log's own and the noted raise.
 
-        A write between a noted raise and the log's own raise must not lower the start. A noted raise above the log end
-        belongs to a log that was truncated since. It is dropped: the next open would delete the records appended there.
+        A noted raise above the log end is dropped: the log was truncated, and the next open would delete new records.
         """
         if self._raised.get(log.partition, 0) > log.next_offset:
             self._raised.pop(log.partition, None)  # `forget` may have removed it in another thread
         return max(log.log_start_offset, self._raised.get(log.partition, 0))
 
     def _offsets(self, file: str, of: Callable[[Log], int | None]) -> dict[TopicPartition, int]:
-        """The current offsets of open logs, and the offsets read at open of all other logs.
-
-        The unopened logs are read first: a log opened during this call would otherwise be in neither group.
-        """
+        """The offsets of all logs. Unopened logs are read first: a log may be opened during the call."""
         offsets = self._unopened(self._known[file])
         for name, log in self._open_logs():
             if (offset := of(log)) is not None:
@@ -298,11 +272,7 @@ class LogDirectory:
         return offsets
 
     def _unopened(self, read: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """The checkpointed offsets, read at the directory's open, of partitions whose logs are not open.
-
-        An offset is valid until its log is opened. Partitions that left the directory are left out. A partition that
-        exists only as ``-future`` or ``-delete`` is included: a move may restore its name (`local.logdirs.log_moves`).
-        """
+        """The checkpointed offsets of logs here that are not open, ``-future`` and ``-delete`` included."""
         absent = {name: offset for name, offset in list(read.items()) if name not in self.logs}
         if not absent:
             return {}

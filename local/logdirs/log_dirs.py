@@ -2,14 +2,15 @@
 
 With one directory this class adds nothing to `LogDirectory`: its errors are raised unchanged. With several:
 
-* A failed disk takes only its own directory **offline** (`local.storage.storage.WatchedStorage`). Calls that need it
-raise DiskFailed with the cause; all other directories stay usable. A directory is also offline if it cannot be opened
-at the start: it is missing, not writable, or does not answer. It stays offline until the next start. * All directories
-belong to one node. Two cluster ids or node ids, one directory id used twice, or a directory held by another process are
-errors for all of them. The error is raised before anything is written. * A partition is in one directory. A partition
-found in two is refused, and both copies stay unchanged. (Kafka stops the process.) The ``-future`` copy of a move is
-not a duplicate. * If a partition is found nowhere while a directory is offline, it is assumed to be in the offline
-directory. It is refused, and not created elsewhere.
+- A failed disk takes only its own directory **offline** (`local.storage.storage.WatchedStorage`), until the next start.
+  Calls that need it raise DiskFailed with the cause; all other directories stay usable. A directory is also offline if
+  it cannot be opened at the start: it is missing, not writable, or does not answer.
+- All directories belong to one node. Two cluster ids or node ids, one directory id used twice, or a directory held by
+  another process are errors for all of them, raised before anything is written.
+- A partition found in two directories is refused, and both copies stay unchanged (Kafka stops the process). The
+  ``-future`` copy of a move is not a duplicate.
+- A partition found nowhere while a directory is offline is assumed to be in the offline directory. It is refused, and
+  not created elsewhere.
 
 The first start creates missing directories. At a later start a missing directory is offline, because its disk may not
 be mounted: the operator creates a new directory by hand.
@@ -63,15 +64,14 @@ class _Doomed(NamedTuple):
 
 
 class LogDirectories:
-    """See the module text. Thread safe for different partitions."""
+    """The log directories of a node. Thread safe for different partitions."""
 
     def __init__(
         self, storage: Storage, roots: Sequence[str], *, read_only: bool = False, cordoned: Collection[str] = ()
     ) -> None:
-        """Lock and load every directory.
+        """Lock and load every directory. Raises Conflict, InvalidRequest, Corrupt for all together.
 
-        Raises Conflict, InvalidRequest, Corrupt for all directories together. The error of one directory is raised if
-        it is the only directory, or if none of several is left.
+        The error of one directory is raised only if no directory is left.
         """
         assert roots, "at least one directory"
         self.roots = tuple(roots)
@@ -156,11 +156,7 @@ class LogDirectories:
         return sorted(name for name, roots in list(self._where.items()) if root in roots)
 
     def facts(self) -> list[LogDirFacts]:
-        """All directories to choose from, in the configured order.
-
-        Directories of one file system get the same `free_bytes`, read once: with two reads, writes between them would
-        decide the choice.
-        """
+        """All directories in the configured order. `free_bytes` is read once for each file system."""
         spaces: dict[int, Space] = {}
         return [self._facts(root, spaces) for root in self.roots]
 
@@ -177,9 +173,8 @@ class LogDirectories:
         """Create the directories of partitions of new topics in the roots that `choose` returns.
 
         Durable on return; each root is synced once. A partition that already has a directory stays there. Returns the
-        partitions without a usable directory, each with its error; the caller must not open their logs. The causes: no
-        directory is suitable, the partition is in two directories, or the disk refused. In the last case the partition
-        belongs to that directory all the same, and `create` raises the error.
+        partitions without a usable directory, each with its error; the caller must not open their logs. If the disk
+        refused, the partition belongs to that directory all the same, and `create` raises the error.
         """
         facts = {each.path: each for each in self.facts()}
         created: dict[str, list[TopicPartition]] = {}
@@ -207,10 +202,9 @@ class LogDirectories:
         """Create an empty directory for a partition in the root that `choose` returns.
 
         It is durable once its log was opened. If the disk fails during the call, the partition belongs to that
-        directory all the same: a part of it may be on that disk, and a second directory elsewhere would become a
-        duplicate. Raises DiskFailed if no directory is suitable. Also raises DiskFailed if a directory is offline and
-        the partition is not `is_new`, because it may have records there.
-        Raises Conflict if a leftover of a move is the only copy of such a partition.
+        directory all the same: a second directory elsewhere could become a duplicate. Raises DiskFailed if no directory
+        is suitable, or if a directory is offline and the partition is not `is_new`: it may have records there. Raises
+        Conflict if a leftover of a move is the only copy of such a partition.
         """
         self.check_online(partition)
         root = self.root_of(partition)
@@ -249,9 +243,8 @@ class LogDirectories:
     ) -> None:
         """Move an open log to another directory while it accepts appends (`local.logdirs.log_moves`).
 
-        The old files are deleted `delay_ms` later. No other task (cleaning, copy) may change the log's directory during
-        the move. Raises InvalidRequest if `root` is not configured or already holds the partition. Raises DiskFailed if
-        `root` has no room or is offline.
+        The old files are deleted `delay_ms` later. No other task may change the log's directory during the move. Raises
+        InvalidRequest for a wrong `root`, DiskFailed if `root` has no room or is offline.
         """
         source = self.of(partition)
         if root not in self.roots or root == source.root:
@@ -286,11 +279,7 @@ class LogDirectories:
         source.try_checkpoints()
 
     def delete(self, partition: TopicPartition, *, now_ms: int, delay_ms: int) -> None:
-        """Rename a partition's directory to ``-delete``, durably; delete it `delay_ms` later.
-
-        Releases its log.
-        As in Kafka. No error if the partition is in no directory. Raises as `of`, and DiskFailed.
-        """
+        """Rename the directory, if any, to ``-delete``, durably; delete it `delay_ms` later. Raises as `of`."""
         if self._is_closed or self.root_of(partition) is None:
             return
         directory = self.of(partition)
@@ -308,18 +297,12 @@ class LogDirectories:
             self._incomplete_moves.remove(each)
 
     def has_no_files(self, partition: TopicPartition, topic_id: str) -> bool:
-        """Whether no directory holds files of the topic's partition, including files that wait for deletion.
-
-        False once the directories were closed: another process may hold them.
-        """
+        """Whether no directory holds files of the topic's partition, not even to delete; False once closed."""
         waiting = any(each.topic_id == topic_id for each in self._doomed)
         return not (self._is_closed or self._offline or waiting or self.topic_id(partition) == topic_id)
 
     def remove_deleted(self, now_ms: int) -> None:
-        """Delete the ``-delete`` directories after their delay; retry later if the disk refuses.
-
-        If a directory's start time is in the future, the clock was wrong then: its delay starts now.
-        """
+        """Delete the ``-delete`` directories after their delay; retry later if the disk refuses."""
         with self._changing:
             waiting = [each._replace(since_ms=min(each.since_ms, now_ms)) for each in self._doomed]
             self._doomed = waiting
@@ -336,10 +319,7 @@ class LogDirectories:
     # -- checkpoints and close -------------------------------------------------------------------------------------
 
     def write_checkpoints(self) -> None:
-        """Write the checkpoints of every online directory.
-
-        A directory becomes offline if its disk fails here. Another error is raised after all directories were tried.
-        """
+        """Write the checkpoints of every online directory. Errors are raised after all were tried."""
         self._for_each(LogDirectory.write_checkpoints)
 
     def try_checkpoints(self) -> DiskFailed | None:
@@ -354,10 +334,7 @@ class LogDirectories:
         return refused[0] if refused else None
 
     def close(self, unrecovered: Collection[TopicPartition] = ()) -> None:
-        """Close each directory separately (`LogDirectory.close`). Raises the first error after all are closed.
-
-        A directory with an `unrecovered` partition is not marked clean: its next open must recover that partition.
-        """
+        """Close each directory; raise the first error after all. An `unrecovered` partition: no clean marker."""
         self._is_closed = True
         held = {root for name in unrecovered for root in self._where.get(name, ())}
         try:
@@ -385,7 +362,6 @@ class LogDirectories:
         return WatchedStorage(storage, root, on_failure)
 
     def _check_not_away(self, partition: TopicPartition) -> None:
-        """Raises DiskFailed if a directory is offline, because it may hold a partition that no other directory has."""
         if self._offline:
             raise DiskFailed(
                 "the partition is in no log directory that is online",
@@ -394,7 +370,6 @@ class LogDirectories:
             ).with_code(ErrorCode.DIRECTORY_OFFLINE)
 
     def _check_no_incomplete_move(self, partition: TopicPartition, topic_id: str) -> None:
-        """Raises Conflict if a ``-future`` or ``-delete`` directory is the only copy of the partition."""
         for each in self._incomplete_moves:
             if each.partition == partition and each.is_of(topic_id):
                 raise Conflict(
@@ -429,7 +404,7 @@ class LogDirectories:
         self._resolve_moves()
 
     def _resolve_moves(self) -> None:
-        """Finish or undo interrupted moves. A leftover stays, and is recorded, if no other complete copy is proven."""
+        """Finish or undo moves. A leftover stays if no other complete copy is proven."""
         moves: list[IncompleteMove] = []
         for root in [each.root for each in self.online]:
             if self._try(root, self._is_there):
@@ -440,7 +415,6 @@ class LogDirectories:
         return checkpoints.read_meta_properties(self._storages[root], root)
 
     def _take_one(self, root: str, like: MetaProperties | None) -> MetaProperties | None:
-        """Lock and load one directory; return its identity, None if it went offline."""
         storage, read_only = self._storages[root], self.read_only
         taken = self._try(root, lambda root: LogDirectory(storage, root, read_only=read_only, like=like))
         if taken is None:
@@ -455,11 +429,7 @@ class LogDirectories:
         return {**where, **{name: (*where.get(name, ()), root) for name in self._try(root, self._list) or ()}}
 
     def _scan_until_stable(self) -> None:
-        """Find the partitions of a read-only open: repeat until two passes in a row agree.
-
-        The process that holds the directories may move a partition between them during a pass. Without a repetition the
-        pass could miss the partition or find it twice.
-        """
+        """Find the partitions of a read-only open: repeat until two passes agree, because of moves."""
         for _ in range(_SCANS_MAX):
             found: dict[TopicPartition, tuple[str, ...]] = {}
             for each in self.online:
@@ -469,7 +439,6 @@ class LogDirectories:
                 return
 
     def _try(self, root: str, act: Callable[[str], _T]) -> _T | None:
-        """Call `act`; None if its error took the directory offline."""
         try:
             return act(root)
         except (NotFound, AccessDenied, DiskFailed) as error:
@@ -492,7 +461,6 @@ class LogDirectories:
         return self._directories[root].partitions()
 
     def _facts(self, root: str, spaces: dict[int, Space]) -> LogDirFacts:
-        """Facts of one directory. `spaces` caches the space of each file system by device."""
         space: Space | None = None
         if root not in self._offline and self._try(root, self._is_there):
             space = self._try(root, lambda root: self._storages[root].space(root))
@@ -520,7 +488,6 @@ class LogDirectories:
 
 
 def _agreed(known: Mapping[str, MetaProperties]) -> MetaProperties | None:
-    """The identity that all directories share. Raises InvalidRequest if two contradict each other."""
     like: MetaProperties | None = None
     ids: dict[str, str] = {}
     for root, found in known.items():

@@ -3,7 +3,7 @@
 `S` is the source directory, `T` the target, `h` 32 hex digits drawn for this move. Order of effects:
 
 1. Create ``T/<topic>-<p>.<h>-future``. Copy and sync segment by segment until few bytes are missing. Then copy the
-   parts of compacted views (`local.logdirs.log_moves`).
+   parts of compacted views.
 2. Appends wait from here on. Close the active segment, copy the rest, and make all of it durable, names included.
 3. Write the log's checkpoints in `T` (recovery point, log start, cleaner offset).
 4. Rename ``S/<topic>-<p>`` to ``S/<topic>-<p>.<h>-delete``, durably.
@@ -25,8 +25,8 @@ in an online directory, and after that name was made durable. Any other leftover
 | before step 4, including a batch with a wrong checksum | the move ends, the log continues in `S` |
 | in step 4 or 5 | the log is unusable until the next start, which reads the names |
 
-Source: kafka `ReplicaAlterLogDirsThread`, `LogManager.replaceCurrentWithFutureLog`. Kafka renames in the other order:
-a crash between its renames leaves two live copies.
+Source: kafka `ReplicaAlterLogDirsThread`, `LogManager.replaceCurrentWithFutureLog`. Kafka renames in the other order: a
+crash between its renames leaves two live copies.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from local.segment.segment import Segment
 from local.storage import FileFacts, Storage, StorageFile, join, write_file
 
 CHUNK_BYTES = 4 << 20
-# Below LITTLE_BYTES missing bytes, appends may wait for the rest. After ROUNDS_MAX passes they must wait.
+# Below LITTLE_BYTES missing bytes, or after ROUNDS_MAX passes, appends wait for the rest.
 LITTLE_BYTES = 1 << 20
 ROUNDS_MAX = 20
 _NOT_COPIED = (names.DELETED, names.CLEANED, names.SWAP, names.TEMPORARY, names.VIEW_PARTS)
@@ -110,7 +110,7 @@ def move_log(
 
 
 def rename_deleted(directory: LogDirectory, partition: TopicPartition) -> str:
-    """Release a log and rename its directory to ``-delete``, durably; drop its checkpoints. Return the new path."""
+    """Release a log, rename its directory to ``-delete``, durably; drop its checkpoints. Return the new path."""
     log = directory.logs.get(partition)
     if log is not None:
         log.release()
@@ -133,7 +133,7 @@ def remove_tree(storage: Storage, root: str, path: str) -> None:
 
 @dataclass(slots=True)
 class _Copied:
-    """The copied part of a segment. Its base is not enough: a cleaning can create another one with it."""
+    """The copied part of a segment. A cleaning can create another segment with the same base."""
 
     segment: Segment
     size_bytes: int = 0
@@ -141,7 +141,7 @@ class _Copied:
 
 
 class _Copy:
-    """The ``-future`` directory during the copy. Files of dropped, replaced or truncated segments are deleted."""
+    """The ``-future`` directory during the copy, without files of dropped or replaced segments."""
 
     def __init__(self, log: Log, storage: Storage, directory: str) -> None:
         self._log = log
@@ -166,11 +166,7 @@ class _Copy:
         return done - before
 
     def side_files(self, source: Storage) -> None:
-        """Copy the other files, then make all names durable.
-
-        Other files: leader epochs, topic id, producer snapshots, the catalog of compacted views, and the view parts
-        created since step 1.
-        """
+        """Copy the other files and the view parts created since step 1, then make all names durable."""
         copy_view_files(source, self._log.directory, self._storage, self._directory)
         for name in source.list(self._log.directory):
             parsed = names.parse_segment_file(name)
@@ -236,7 +232,7 @@ class _Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncompleteMove:
-    """A ``-future`` or ``-delete`` directory. A ``-delete`` may have a shortened topic: `mark` names its move."""
+    """A ``-future`` or ``-delete`` directory, the latter perhaps with a shortened topic: `mark` names its move."""
 
     storage: Storage
     root: str
@@ -250,10 +246,7 @@ class IncompleteMove:
         return join(self.root, self.name)
 
     def is_of(self, topic_id: str) -> bool:
-        """Whether the directory may hold records of that topic.
-
-        A ``-future`` without a topic id counts, because the id is copied last.
-        """
+        """Whether the directory has that topic id; with a damaged id, whether it is a ``-delete``."""
         try:
             return checkpoints.read_topic_id(self.storage, self.path) == topic_id
         except Corrupt:
@@ -291,10 +284,7 @@ def resolve(
     where: dict[TopicPartition, tuple[str, ...]],
     storages: Mapping[str, Storage],
 ) -> list[IncompleteMove]:
-    """Finish or undo moves; return the leftovers that stay.
-
-    `where` maps each log to its roots; a log whose move is finished here is added. If a disk fails, its leftovers stay.
-    """
+    """Finish or undo moves; return the leftovers that stay. Adds each finished move's log to `where`."""
     sources = {each.mark: each for each in incomplete_moves if not each.is_future}
     alone = []
     for each in sorted(incomplete_moves, key=lambda each: not each.is_future):
@@ -312,11 +302,7 @@ def resolve(
 
 
 def _finish_switch(source: IncompleteMove, future: IncompleteMove) -> None:
-    """Step 5 of a move.
-
-    The ``-delete`` name is made durable first: otherwise a power failure could restore the old name as a second live
-    copy.
-    """
+    """Step 5 of a move, with the ``-delete`` name durable first: no power cut restores a second live copy."""
     source.storage.sync_directory(source.root)
     future.storage.rename(future.path, join(future.root, future.partition.directory))
     future.storage.sync_directory(future.root)
@@ -326,7 +312,7 @@ def _finish_switch(source: IncompleteMove, future: IncompleteMove) -> None:
 def _discard(
     move: IncompleteMove, where: Mapping[TopicPartition, Sequence[str]], storages: Mapping[str, Storage]
 ) -> bool:
-    """Delete a leftover if the log itself is in exactly one directory, after its name is durable; else False."""
+    """Delete a leftover if its log is in exactly one directory, after that name is durable; else False."""
     roots = where.get(move.partition, ())
     if len(roots) != 1:
         return False
@@ -352,7 +338,7 @@ def _is_copy_of(move: IncompleteMove, storage: Storage, path: str) -> bool:
 
 
 def view_files(storage: Storage, directory: str) -> dict[str, FileFacts]:
-    """List the files below the partition's directory as ``view/<view>/<file>``, in order, unfinished ones too."""
+    """List the files of compacted views as ``view/<view>/<file>``, in order, unfinished ones too."""
     found: dict[str, FileFacts] = {}
     for place in _places(storage, directory):
         with suppress(NotFound):  # removed since the listing

@@ -1,8 +1,4 @@
-"""Records and batches as values.
-
-`batch` encodes and checks whole batches. `batch_runs` reads all batches of a file. `record_columns` holds records to
-append as columns. `isolation` hides the records of open and aborted transactions.
-"""
+"""Records and batches as values. Start with `batch`; `batch_runs` reads all batches of a file."""
 
 from local.format.record import Record as Record
 from local.format.record import StoredRecord as StoredRecord

@@ -1,6 +1,6 @@
 """Check and encode whole record batches, and assign their offsets and timestamps.
 
-The byte table of the header is in `local.format.batch_header`. Each record after it, with zigzag varints:
+`local.format.batch_header` has the header. Each record after it, with zigzag varints:
 
     length | attributes 1 byte | timestamp delta (64 bit) | offset delta | key length, key | value length, value |
     header count | for each header: key length, key in UTF-8 | value length, value
@@ -50,11 +50,7 @@ class Marker(NamedTuple):
 
 
 def check_batch(data: Buffer, at: int = 0) -> BatchHeader:
-    """Verify the checksum of the batch at byte `at` and return its header.
-
-    The records are not checked; `kernels.decode_columns` checks them. Raises Corrupt if the batch is truncated or its
-    checksum differs.
-    """
+    """Verify the checksum of the batch at byte `at`; return its header. Raises Corrupt, also if truncated."""
     view = memoryview(data).cast("B")
     header = read_header(view, at)
     if header is None or at + header.size_bytes > len(view):
@@ -86,9 +82,8 @@ def encode_batch(
 ) -> bytes:
     """Encode one batch of `records` at consecutive offsets.
 
-    Each record is a `Record` or a tuple (key, value, timestamp_ms[, headers]). Under LOG_APPEND_TIME every record reads
-    back with `append_time_ms`. Raises InvalidRequest if `records` is empty or has an invalid element, if a number is
-    outside its field, or if the codec does not have the level.
+    A record is a `Record` or a tuple (key, value, timestamp_ms[, headers]). Under LOG_APPEND_TIME every record reads
+    back with `append_time_ms`. Raises InvalidRequest for no records, a wrong record, number or level.
     """
     from local import kernels
 
@@ -130,10 +125,9 @@ def encode_marker(
 
 
 def read_marker(data: Buffer, at: int = 0) -> Marker | None:
-    """Read the transaction marker from the control batch at byte `at`.
+    """Read the transaction marker from the control batch at byte `at`; None for an empty or another one.
 
-    None if the batch is empty or of another control type. Longer keys and values are legal: later versions append
-    fields. Raises Corrupt if the bytes are not a control record.
+    Longer keys and values are legal: later versions append fields. Raises Corrupt for no control record.
     """
     header = read_header(data, at)
     if header is None or header.record_count == 0:
@@ -154,11 +148,7 @@ def read_marker(data: Buffer, at: int = 0) -> Marker | None:
 
 
 def assign_offset(batch: bytearray | memoryview, base_offset: int, leader_epoch: int) -> None:
-    """Write base offset and leader epoch into the batch's header, in place.
-
-    Both fields are outside the checksum, which stays valid. Raises InvalidRequest if a number is outside its field or
-    the batch is not of format 2, Corrupt if `batch` is not a batch.
-    """
+    """Write base offset and leader epoch in place, outside the checksum. Raises InvalidRequest, Corrupt."""
     _check_fields(base_offset, leader_epoch, -1, -1, -1, -1)
     header = read_header(batch)
     if header is None:
@@ -170,11 +160,7 @@ def assign_offset(batch: bytearray | memoryview, base_offset: int, leader_epoch:
 
 
 def assign_timestamp(batch: bytearray, timestamp_type: TimestampType, max_timestamp_ms: int) -> None:
-    """Write the timestamp type and the largest timestamp into the batch's header, in place.
-
-    The checksum is updated. Under LOG_APPEND_TIME every record reads back with `max_timestamp_ms`.
-    Raises as `assign_offset`.
-    """
+    """Write timestamp type, largest timestamp and checksum in place. Raises as `assign_offset`."""
     _check_fields(0, -1, max_timestamp_ms, -1, -1, -1)
     header = read_header(batch)
     if header is None:

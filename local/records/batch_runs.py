@@ -1,10 +1,7 @@
 """Read all batches of a ``.log`` in runs, sound or damaged: for checks, not for reads of a log.
 
-A reader of a log stops at the first wrong byte; this module reads on behind it. A batch with a wrong checksum or wrong
-offsets, but a plausible length, is its own run with its damage. Iteration ends at the first implausible length.
-
-Memory: one chunk (CHUNK_BYTES, or the largest batch if that is larger). The bytes come from any ranged read of a file
-or an object. Of a file that grows, only the given `size_bytes` are read.
+A batch with a wrong checksum or wrong offsets, but a plausible length, is its own run with its damage. Iteration ends
+at the first implausible length, or after `size_bytes`. Memory: one chunk (CHUNK_BYTES, or the largest batch).
 """
 
 from __future__ import annotations
@@ -33,11 +30,7 @@ RangedRead = Callable[[int, int], bytes | bytearray | memoryview]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """Adjacent batches.
-
-    `position` is the position of `data` in the file; `table` counts from the start of `data`.
-    `damage` is None for sound batches. Otherwise the run is one batch, and `damage` describes its fault.
-    """
+    """Adjacent batches at `position`. With `damage` it is one batch; `table` counts from the start of `data`."""
 
     position: int
     data: memoryview
@@ -54,7 +47,7 @@ DISORDER = "offset goes back"
 
 
 class BatchRuns:
-    """Iterate once. Afterwards `position` is the end of the iteration and `problem` its cause (`BatchTable`)."""
+    """Iterate once. Afterwards `position` is the end and `problem` its cause (`BatchTable`)."""
 
     def __init__(self, read: RangedRead, size_bytes: int, *, start: int = 0, chunk_bytes: int = CHUNK_BYTES) -> None:
         """`start` is the position of a batch. Raises nothing: faults are in the runs and in `problem`."""
@@ -81,7 +74,6 @@ class BatchRuns:
             want = self._chunk_bytes if self.position > start else self._larger(data, want)
 
     def _larger(self, data: memoryview, want: int) -> int:
-        """The length of the next read after no whole batch. Sets `problem` if the file ends inside the batch."""
         if self.problem is None and self.position + len(data) >= self.size_bytes:
             self.problem = TORN
         try:
@@ -91,7 +83,6 @@ class BatchRuns:
         return max(2 * want, header.size_bytes if header is not None else 0)
 
     def _runs_of(self, data: memoryview) -> Iterator[Run]:
-        """The whole batches of a chunk. Moves `position`; sets `problem` at the end of the iteration."""
         at, origin = 0, self.position
         while at < len(data):
             table = kernels.scan_batches(data[at:])
@@ -129,10 +120,7 @@ class BatchRuns:
 
 
 def _one_batch(data: memoryview) -> BatchTable | None:
-    """The first batch alone, with its fields unchecked; None if its length is implausible.
-
-    The length is plausible if the batch ends inside `data`, and the next bytes look like a batch or there are none.
-    """
+    """The first batch alone, unchecked; None unless it ends inside `data` and a batch or nothing follows."""
     try:
         header = read_header(data)
     except Corrupt:
@@ -163,11 +151,7 @@ def _one_batch(data: memoryview) -> BatchTable | None:
 
 
 def decode_up_to_damage(data: Buffer, *, table: BatchTable | None = None) -> Iterator[Columns]:
-    """Like `kernels.decode_in_steps`, but returns all batches before a damaged one.
-
-    `decode_in_steps` checks several batches before it returns the first of them. After the sound batches this function
-    raises Corrupt; its fact ``at`` is the position of the damaged batch.
-    """
+    """Like `kernels.decode_in_steps`, but yields all batches before a damaged one, then raises Corrupt."""
     done = 0
     try:
         for columns in kernels.decode_in_steps(data, table=table):

@@ -12,11 +12,9 @@ A key starts with an int16 for the type of the record, a value with an int16 for
 |                     |      |                       |       | transactionStatus transactionPartitions, the     |
 |                     |      |                       |       | times of the last update and of the start        |
 
-A member has: memberId, groupInstanceId (3+), clientId, clientHost, rebalanceTimeout (1+), sessionTimeout, subscription,
-assignment. All numbers are big-endian. From version 4 (1 for transactions) the value is *flexible*:
-
-- A length is an unsigned varint of length + 1; 0 means null.
-- Tagged fields end every structure. Unknown tags are returned unchanged.
+All numbers are big-endian. A member has: memberId, groupInstanceId (3+), clientId, clientHost, rebalanceTimeout (1+),
+sessionTimeout, subscription, assignment. From version 4 (1 for transactions) the value is *flexible*: a length is an
+unsigned varint of length + 1 (0 means null), and tagged fields end every structure.
 
 Key types from 3 up in `__consumer_offsets` belong to newer group protocols: their type is a number, their fields stay
 bytes. Source: kafka ``OffsetCommitKey.json``, ``OffsetCommitValue.json``, ``GroupMetadataKey.json``,
@@ -46,10 +44,9 @@ _LONG_TAGS = {0: ("previousProducerId", 8), 1: ("nextProducerId", 8), 2: ("clien
 
 
 def decode_offsets_record(key: bytes | None, value: bytes | None) -> tuple[Fields, Fields | None]:
-    """Decode a record of `__consumer_offsets`.
+    """Decode a record of `__consumer_offsets`. A value of None is a tombstone. Raises Corrupt.
 
     Returns ``{"type": n, "data": {...}}`` for the key and ``{"version": n, "data": {...}}`` for the value.
-    A value of None is a tombstone. Raises Corrupt if the bytes are not such a record.
     """
     kind, head = _begin(key, "cannot read the key of a consumer offset")
     if kind > 2:
@@ -72,7 +69,7 @@ def decode_transaction_record(key: bytes | None, value: bytes | None) -> tuple[F
 
 
 class _Reader:
-    """Reads the bytes of one message in order. `is_flexible` selects the encoding of lengths."""
+    """The bytes of one message in order. `is_flexible` selects the encoding of lengths."""
 
     def __init__(self, data: bytes, attempt: str) -> None:
         self._data = data
@@ -90,7 +87,6 @@ class _Reader:
         return int.from_bytes(self.take(width), "big", signed=True)
 
     def length(self, width: int) -> int:
-        """The length of a string, of bytes or of a list; -1 is null."""
         return self._varint() - 1 if self.is_flexible else self.number(width)
 
     def nullable_text(self) -> str | None:
@@ -114,7 +110,6 @@ class _Reader:
         return None if count == -1 else [read() for _ in range(count)]
 
     def tags(self) -> dict[int, bytes]:
-        """The tagged fields at the end of a structure of a flexible version."""
         if not self.is_flexible:
             return {}
         found: dict[int, bytes] = {}
@@ -228,7 +223,6 @@ def _partitions(body: _Reader) -> Fields:
 
 
 def _unknown_tags(tags: dict[int, bytes]) -> Fields:
-    """Tagged fields of a newer Kafka as base64, by tag number."""
     if not tags:
         return {}
     return {"unknownTaggedFields": {str(tag): base64.b64encode(body).decode() for tag, body in tags.items()}}

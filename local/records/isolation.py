@@ -1,15 +1,8 @@
 """Kafka's two isolation levels, and the rule that finds aborted batches.
 
-Under `READ_COMMITTED` a read ends at the last stable offset: every transaction below it is committed or aborted. The
-records of aborted transactions are left out. A batch is aborted if all of these hold:
-
-1. The batch is transactional.
-2. Its producer id is the producer id of an entry of the transaction index.
-3. Its base offset is between the transaction's first offset and its abort marker, both from that entry.
-
-The rule is exact: a transaction has one producer, and the transactions of one producer never overlap.
-Kafka's consumer does not get the position of the marker and finds it in the stream; the result is the same.
-Source: kafka `IsolationLevel`, `CompletedFetch`.
+A transactional batch is aborted if an entry of the transaction index has its producer id and encloses its base offset
+between first offset and abort marker: the transactions of one producer never overlap. Source: kafka `IsolationLevel`,
+`CompletedFetch`.
 """
 
 from __future__ import annotations
@@ -34,11 +27,7 @@ class Isolation(Enum):
 
 
 def aborted_batches(table: BatchTable, aborted: Sequence[AbortedTransaction]) -> NDArray[np.bool_]:
-    """A flag per batch of `table`: whether its records belong to an aborted transaction.
-
-    False for control batches. `aborted` may be in any order and may hold transactions outside `table`.
-    The base offsets of `table` must ascend.
-    """
+    """Whether each batch of `table` holds records of an aborted transaction. Base offsets must ascend."""
     import numpy as np
 
     from local.format.batch_header import CONTROL, TRANSACTIONAL

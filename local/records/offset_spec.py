@@ -7,8 +7,8 @@
 | `MAX_TIMESTAMP` | -3 | the first record with the largest timestamp |
 | `EARLIEST_LOCAL` | -4 | the first offset that the local tier can read |
 
-A number from 0 up is a timestamp in ms: the first record at or after it.
-Source: kafka `OffsetSpec`, `ListOffsetsRequest`.
+A number from 0 up is a timestamp in ms: the first record at or after it. Source: kafka `OffsetSpec`,
+`ListOffsetsRequest`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FoundOffset(NamedTuple):
 
 
 def parse_spec(spec: OffsetSpec | int) -> OffsetSpec | int:
-    """The `OffsetSpec` of a negative code, or the timestamp. Raises InvalidRequest for other negative numbers."""
+    """The `OffsetSpec` of a negative code, or the timestamp. Raises InvalidRequest for other numbers."""
     if spec >= 0:
         return int(spec)
     try:

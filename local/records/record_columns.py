@@ -1,8 +1,6 @@
 """Records to append, as columns: positions of keys and values in buffers that the caller owns.
 
-For data that is already columnar: `of_columns` takes records read from another log, `of_arrow` an Arrow table or record
-batch. No record becomes a Python object, except the headers of Arrow rows, which are rare.
-pyarrow is imported only when Arrow data is passed.
+No record becomes a Python object, except the headers of Arrow rows. pyarrow is imported only for Arrow data.
 """
 
 from __future__ import annotations
@@ -31,8 +29,8 @@ _CHUNK_ROWS_MIN = 4096  # chunks with fewer rows on average are combined first: 
 class RecordColumns:
     """One row per record. A start is a position in the buffer of the same prefix; a length of -1 is null.
 
-    Timestamps are milliseconds, -1 means none. `header_starts` and `header_counts` are empty if no record has headers.
-    Otherwise the headers of a row start with the varint of their number. The buffers must not change during use.
+    Timestamps are milliseconds, -1 means none. The headers of a row start with the varint of their number; without any
+    headers both columns are empty. The buffers must not change during use.
     """
 
     key_data: memoryview
@@ -58,7 +56,7 @@ class RecordColumns:
 
 
 def record_columns(data: object, *, now_ms: int) -> list[RecordColumns]:
-    """Convert `Columns`, `RecordColumns`, a list of them, or Arrow data. Raises InvalidRequest for other input."""
+    """Convert `Columns`, `RecordColumns`, a list of them, or Arrow data. Raises InvalidRequest."""
     if isinstance(data, RecordColumns):
         return [data]
     if isinstance(data, list) and all(isinstance(each, RecordColumns) for each in data):
@@ -67,10 +65,7 @@ def record_columns(data: object, *, now_ms: int) -> list[RecordColumns]:
 
 
 def of_columns(columns: Columns) -> RecordColumns:
-    """The records of another log with their timestamps and headers, without their offsets.
-
-    Raises InvalidRequest for control records: a marker belongs to the log it was written to.
-    """
+    """The records of another log without their offsets. Raises InvalidRequest for control records."""
     if len(columns) and (columns.table.attributes[columns.batch_ordinals] & CONTROL).any():
         raise InvalidRequest("cannot append columns, they contain control records")
     has_headers = bool(columns.header_counts.any())
@@ -153,7 +148,6 @@ def _of_batch(batch: pa.RecordBatch, now_ms: int) -> RecordColumns:
 def _binary(
     name: str, column: pa.Array[Any] | None, rows: int
 ) -> tuple[memoryview, NDArray[np.int64], NDArray[np.int32]]:
-    """(buffer, start of each value, length of each value or -1)."""
     import pyarrow as pa
 
     if column is None or pa.types.is_null(column.type):
@@ -175,7 +169,6 @@ def _binary(
 
 
 def _plain_binary(name: str, column: pa.Array[Any]) -> pa.Array[Any]:
-    """The same values in an array with an offsets buffer and a data buffer."""
     import pyarrow as pa
 
     types = pa.types

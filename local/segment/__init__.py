@@ -1,5 +1,1 @@
-"""One segment of a log: a ``.log`` file with its indexes.
-
-- `segment` appends and owns the files. `segment_reading` reads batches.
-- `swap` replaces neighbouring segments; a crash leaves all the old or all the new ones.
-"""
+"""One segment of a log: a ``.log`` file with its indexes. Start with `segment`."""

@@ -1,14 +1,12 @@
 """One segment: the ``.log`` with consecutive batches and its index files.
 
-A segment is **active** (the last of its log, open for appending) or **closed** (never written again).
+A segment is **active** (the last of its log, open for appending) or **closed** (never written again). A `Segment`
+object stands for one set of bytes: before the cleaner renames the files, it `retire`s the old object, which then raises
+NotFound for every read. A reader thus never uses a position from the old index on the new file.
 
-A `Segment` object stands for one set of bytes. Before the cleaner renames the files, it `retire`s the old object,
-which then raises NotFound for every read. A reader with a position from the old index therefore never uses it on the
-new file. The reader asks the log for the new segment.
-
-Order of effects of an append: log bytes, index entries, sizes in memory. A crash leaves missing index entries at
-worst. Recovery finds and removes entries past the log's durable batches. If the disk has no room for the log bytes or
-an entry, the files are cut back to a `Mark`, which needs no room.
+Order of effects of an append: log bytes, index entries, sizes in memory. A crash leaves missing index entries at worst.
+Recovery finds and removes entries past the log's durable batches. If the disk has no room for the log bytes or an
+entry, the files are cut back to a `Mark`, which needs no room.
 
 All access to a segment's files happens under its two locks.
 """
@@ -64,7 +62,7 @@ _Rebuilt = dict[str, tuple[bytes, int]]
 
 
 class Segment:
-    """See the module. One writer, many readers. `base_offset` never changes. Sizes are in bytes."""
+    """One segment. One writer, many readers. `base_offset` never changes. Sizes are in bytes."""
 
     def __init__(self, files: SegmentFiles) -> None:
         self.files = files
@@ -104,10 +102,9 @@ class Segment:
 
     @classmethod
     def create(cls, files: SegmentFiles, *, created_ms: int) -> Segment:
-        """Create an empty active segment; its names are durable on return (O2: before any acknowledgement).
+        """Create an empty active segment, its names durable on return (O2: before any acknowledgement).
 
-        On failure the created files are removed as far as possible. An empty file with this base must not remain,
-        because the previous segment may grow past it.
+        On failure the files are removed if possible: the previous segment may grow past an empty file with this base.
         """
         segment = cls(files)
         segment.created_ms = segment.modified_ms = created_ms
@@ -151,11 +148,7 @@ class Segment:
         return self._newest()[0]
 
     def show(self, size_bytes: int, max_timestamp_ms: int) -> None:
-        """Set what a read-only open sees of a segment that another process may write.
-
-        `size_bytes` covers its whole batches. `max_timestamp_ms` is the largest timestamp after the last entry of the
-        time index (-1: none).
-        """
+        """Set `size_bytes` (whole batches) for a read-only open, and the largest time after the last entry."""
         self.size_bytes, self._shown_ms = size_bytes, max_timestamp_ms
 
     def last_offset_entries(self) -> list[tuple[int, int]]:
@@ -203,7 +196,6 @@ class Segment:
         self.size_bytes = position + len(batch)
 
     def mark(self) -> Mark:
-        """Return the state to cut back to."""
         offsets, times = len(self._offset_index or b""), len(self._time_index or b"")
         known = self._latest, self.roll_base_ms, self._since_entry, self._has_aborted
         return Mark(self.size_bytes, offsets, times, *known)
@@ -250,8 +242,7 @@ class Segment:
     def checked_aborted(self, size_bytes: int) -> tuple[list[AbortedTransaction], SegmentTransactions]:
         """Return the aborted transactions in the first `size_bytes`, and the transactions of their batches.
 
-        Raises WrongTransactionIndex if the index contradicts the batches, NotFound once retired, Corrupt as
-        `read_segment` does.
+        Raises WrongTransactionIndex if these contradict each other, NotFound once retired, Corrupt.
         """
         from local.index.txn_index import TransactionScan
 
@@ -312,7 +303,7 @@ class Segment:
     def entry_before(self, offset: int) -> tuple[int, int]:
         """Return (last offset, position) of the index entry from which to scan for `offset`.
 
-        The position is a batch start at or before the batch of `offset`. A batch from there on ends with the last
+        A batch starts at the position, at or before the batch of `offset`, and one from there on ends with the last
         offset. At position 0 the last offset carries no information. Raises NotFound once retired.
         """
         with self._entries(OFFSET_INDEX) as (count, entry):
@@ -326,11 +317,10 @@ class Segment:
             return TimeStart(time_index.find_start(count, entry, self.base_offset, timestamp_ms), claimed)
 
     def rebuild_indexes(self, problem: str, is_still: Callable[[], bool]) -> None:
-        """Rebuild both indexes, which the headers of the log contradict (`local.index.sealed_indexes`).
+        """Rebuild both indexes, which the headers of the log contradict. Raises NotFound once retired.
 
-        For an active segment the rebuild covers the bytes that were on the disk at activation. It stays in memory
-        until `seal` rebuilds the files. `is_still` returns whether the rebuild is still needed. Raises NotFound once
-        retired. Raises Corrupt, with nothing changed, if the headers are unsound.
+        In an active segment the rebuild covers the bytes present at activation, in memory until `seal`. `is_still`:
+        whether it is still needed. Raises Corrupt, with nothing changed, if the headers are unsound.
         """
         with self._lock:
             is_active, sealed = self._offset_index is not None, self._sealed()
@@ -353,17 +343,14 @@ class Segment:
             }
 
     def read(self, start: int, length: int) -> bytes:
-        """Return bytes ``[start, start + length)`` of the ``.log``, fewer at its end.
-
-        Raises NotFound once retired. The file is opened for each read: no segment holds a descriptor for reading.
-        """
+        """Return ``[start, start + length)`` of the ``.log``, fewer at its end. Raises NotFound once retired."""
         if start >= self.size_bytes:
             return b""
         with self._lock:
             self._check_present()
             file = self._storage.open_reader(self.path(LOG))
-        # Read outside the lock. If the name is removed now, the descriptor still stands for these bytes. A truncation
-        # changes the bytes, but retires the segment first; the last check below notices that.
+        # Read outside the lock: the descriptor stands for these bytes even without a name. A truncation retires the
+        # segment before it changes bytes; the last check below notices that.
         try:
             if self._access.is_shared:
                 self._check_same(file.size())
@@ -386,15 +373,11 @@ class Segment:
         return self._has_failed_sync
 
     def sync(self) -> None:
-        """Make all bytes durable, indexes too. Raises DiskFailed from the first failure on: no sync is retried."""
+        """Make all bytes durable, indexes too. Raises DiskFailed from the first failure on."""
         self._sync_files(*SEGMENT_SUFFIXES)
 
     def sync_log(self) -> bool:
-        """Make the ``.log`` alone durable: an acknowledgement needs no more, indexes are rebuilt from it.
-
-        May run concurrently with appends; covers the bytes appended before the call. Returns False if the files were
-        closed before; the code that closed them is responsible for the bytes. Raises as `sync`.
-        """
+        """Make the ``.log`` as of the call durable, during appends too. False if closed before. Raises as `sync`."""
         return self._sync_files(LOG)
 
     def write_last_entry(self) -> None:
@@ -412,7 +395,7 @@ class Segment:
                 self._sealed().rebuild("found while the segment was active")
 
     def close(self) -> None:
-        """Close the files without writing, after a sync under way. Nothing is written for this segment from here on."""
+        """Close the files without writing, after a sync under way. Nothing is written from here on."""
         with self._sync_lock, self._lock:
             self._close_files()
             if not self._access.is_shared:  # a read-only open has no maps and rebuilds nothing
@@ -428,11 +411,7 @@ class Segment:
         return [suffix for suffix in SEGMENT_SUFFIXES if self._storage.exists(self.path(suffix))]
 
     def first_timestamp_ms(self) -> int | None:
-        """Return the first batch's largest timestamp, None without one. Raises NotFound once retired.
-
-        Reads one header, once. For an unsound header the result is None; reading the batches reports the damage.
-        Source: kafka `LogSegment.getFirstBatchTimestamp`.
-        """
+        """Return the first batch's largest timestamp or None (unsound header too). Raises NotFound once retired."""
         if self._first is None:
             header = None
             with suppress(Corrupt):
@@ -441,7 +420,6 @@ class Segment:
         return self._first[0]
 
     def _sealed(self) -> SealedIndexes:
-        """Return the indexes as files."""
         if self._indexes is None:
             self._indexes = SealedIndexes(self.files, self.size_bytes, self._access, self._present)
         return self._indexes
@@ -455,7 +433,7 @@ class Segment:
 
     @contextmanager
     def _entries(self, suffix: str) -> Iterator[tuple[int, Callable[[int], Entry]]]:
-        """Yield (number of entries, function from slot to entry). Rebuilt entries of an active segment come first."""
+        """Yield (number of entries, function from slot to entry), rebuilt entries first."""
         with self._lock:
             index = self._offset_index if suffix == OFFSET_INDEX else self._time_index
             sealed, rebuilt = self._sealed(), self._rebuilt

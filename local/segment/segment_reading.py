@@ -23,10 +23,9 @@ _PROBE_BYTES = 4096
 
 
 class BatchRun(NamedTuple):
-    """Consecutive whole batches, perhaps none.
+    """Consecutive whole batches, perhaps none, with unchecked checksums.
 
-    Checksums are unchecked; `kernels.decode_columns` checks them. `scan` holds the headers of all bytes that were
-    read, and `rows` selects the batches of this run. `start` is the position of `data` in these bytes.
+    `scan` holds the headers of all bytes that were read, `rows` those of this run, `start` the position of `data`.
     """
 
     data: memoryview
@@ -62,11 +61,7 @@ def no_run() -> BatchRun:
 
 
 class ReadLimits(NamedTuple):
-    """The limits of one read.
-
-    - `bytes_max` bounds a run. With `min_one` the first batch is returned whatever its size.
-    - Batches with a base offset at or above `upper_offset` are left out.
-    """
+    """The limits of one read. `min_one`: the first batch has any size. `upper_offset` bounds base offsets."""
 
     bytes_max: int
     min_one: bool = True
@@ -76,8 +71,8 @@ class ReadLimits(NamedTuple):
 def read_segment(segment: Segment, offset: int, limits: ReadLimits) -> BatchRun | None:
     """Return whole batches, the first one holding `offset` or following it; None if there is none.
 
-    The run is empty if the limits exclude the first batch. Raises NotFound once the segment was replaced. Raises
-    Corrupt if the bytes are unsound or end inside a batch: a segment's known size always ends at the end of a batch.
+    The run is empty if the limits exclude the first batch. Raises NotFound once the segment was replaced, Corrupt if
+    the bytes are unsound or end inside a batch.
     """
     import numpy as np
 
@@ -117,8 +112,7 @@ def _contradiction(segment: Segment, entry: tuple[int, int], data: memoryview, t
 
     1. A batch must start at the position, with a base offset not above the entry's offset. All batches before it then
        end below that offset, which is not above the target.
-    2. A batch must end with the entry's offset, as far as `table` reaches. Kafka's own entries may name a batch some
-       way after the position.
+    2. A batch must end with the entry's offset, as far as `table` reaches: Kafka's entries may name a later batch.
     """
     last_offset, position = entry
     where = f"entry offset={last_offset} position={position}"
@@ -153,7 +147,6 @@ def _position_again(segment: Segment, entry: tuple[int, int], offset: int, probl
 
 
 def _cut(data: memoryview, table: BatchTable, first: int, limits: ReadLimits) -> BatchRun:
-    """Return the batches from row `first` on that the limits admit."""
     import numpy as np
 
     start = int(table.positions[first])
@@ -167,11 +160,7 @@ def _cut(data: memoryview, table: BatchTable, first: int, limits: ReadLimits) ->
 
 
 def end_of(segment: Segment) -> int:
-    """Return one past the last offset of a closed segment; its base offset if the segment is empty.
-
-    Reads from the last index entry on. If the batches from there do not end with the log, it reads all headers. Raises
-    Corrupt.
-    """
+    """Return one past the last offset of a closed segment; its base offset if it is empty. Raises Corrupt."""
     last = segment.base_offset + RELATIVE_OFFSET_MAX
     entry = segment.entry_before(last)
     position = entry[1]
@@ -194,11 +183,7 @@ def batch_slices(segment: Segment, slice_bytes: int = SLICE_BYTES) -> Iterator[t
 
 
 def slice_bounds(segment: Segment, slice_bytes: int = SLICE_BYTES) -> list[tuple[int, int]]:
-    """Return the (start, end) positions of `batch_slices`.
-
-    These are batch starts from the offset index, each compared with the batch in the log. Raises Corrupt if the index
-    is wrong and the headers of the log are unsound.
-    """
+    """Return the (start, end) positions of `batch_slices`, checked index entries. Raises Corrupt."""
     cuts = _cuts(segment, slice_bytes)
     for wrong in cuts:
         if _contradiction(segment, wrong, *_scanned(segment, wrong[1], HEADER_BYTES)) is not None:
@@ -211,7 +196,6 @@ def slice_bounds(segment: Segment, slice_bytes: int = SLICE_BYTES) -> list[tuple
 
 
 def _cuts(segment: Segment, slice_bytes: int) -> list[tuple[int, int]]:
-    """Return the entries (last offset, position) at which a slice begins."""
     import numpy as np
 
     index = segment.offset_index()

@@ -13,11 +13,10 @@
 - Step 5 renames the log last. An index with its final name and a ``.log.swap`` are therefore one unfinished swap.
 - Step 3 needs its directory sync. Without it the final name of the new ``.log`` could become durable while a replaced
   ``.log`` of its range reappears after a crash. Two segments would then hold the same offsets.
-- Readers: an old segment object raises NotFound from step 3 on. Readers ask the log again until step 5 has published
-  the new list.
-- Step 4 is separate for the ``.txnindex``. Start-up rebuilds the other indexes if they are missing, but most segments
-  have no ``.txnindex``, so start-up cannot notice a missing one. The file must hold all entries of the replaced
-  segments: next to a ``.log.swap``, start-up takes a final ``.txnindex`` for the new one (`local.log.recovery`).
+- Readers: an old segment object raises NotFound from step 3 on. They ask the log again until step 5 is done.
+- Step 4 is separate for the ``.txnindex``: start-up cannot notice a missing one. The file must hold all entries of the
+  replaced segments: next to a ``.log.swap``, start-up takes a final ``.txnindex`` for the new one
+  (`local.log.recovery`).
 
 Source: kafka `LocalLog.replaceSegments`.
 """
@@ -41,7 +40,7 @@ _ALL_THEN_LOG = (TXN_INDEX, *_INDEXES_THEN_LOG)
 
 
 def write_cleaned(files: SegmentFiles, body: Iterable[Body], *, modified_ms: int | None = None) -> int:
-    """Do step 1 for the log file, durably; return its size. `modified_ms` becomes the file's mtime."""
+    """Do step 1 for the log file, durably; return its size. `modified_ms` becomes its mtime."""
     path = files.path(LOG) + CLEANED
     file = files.storage.create(path)
     try:
@@ -72,10 +71,9 @@ def discard(files: SegmentFiles) -> None:
 
 
 def announce(files: SegmentFiles) -> None:
-    """Do step 2 without its sync. From here on the new segment wins.
+    """Do step 2 without its sync. From here on the new segment wins. The caller holds the log's lock.
 
-    The caller holds the log's lock and has checked that the replaced segments are still there. If the disk has no room
-    for a name, this function undoes step 1 and its own renames and raises DiskFailed.
+    If the disk has no room for a name, this function undoes step 1 and its own renames and raises DiskFailed.
     """
     storage, paths = files.storage, {suffix: files.path(suffix) for suffix in _ALL_THEN_LOG}
     storage.unlink(paths[TXN_INDEX] + SWAP)  # left from a failed undo, it would pass for the new segment's

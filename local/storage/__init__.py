@@ -1,8 +1,4 @@
-"""All access to the local disk.
-
-Every file that the project reads, writes, syncs, renames or deletes passes through a `Storage`. Tests replace it
-(`tests/crash`). `throttle` limits bytes per second. Start with `storage.Storage`.
-"""
+"""All access to the local disk passes through a `Storage`. Start with `storage.Storage`."""
 
 from local.storage.storage import Body as Body
 from local.storage.storage import DiskFile as DiskFile

@@ -1,14 +1,11 @@
 """All access to the local disk: the `Storage` interface, and its implementation for a real disk.
 
-The order of these calls is the crash safety of the log. A test therefore passes another `Storage`: it fails any one
-call before or after its effect, discards what was not synced, and checks the state after a restart.
+The order of these calls is the crash safety of the log. Guarantees of every implementation:
 
-Guarantees of every implementation:
-
-* Bytes from `append` and `replace_file` are durable only after `sync` of the file. A created, renamed or unlinked name
+- Bytes from `append` and `replace_file` are durable only after `sync` of the file. A created, renamed or unlinked name
   is durable only after `sync_directory` of its directory.
-* A failed `sync` is never retried: the file's state is unknown, because the kernel may have dropped the pages.
-* All errors are `NotFound`, `AccessDenied`, `Conflict` (the lock is held) or `DiskFailed`, each with the path.
+- A failed `sync` is never retried: the file's state is unknown, because the kernel may have dropped the pages.
+- All errors are `NotFound`, `AccessDenied`, `Conflict` (the lock is held) or `DiskFailed`, each with the path.
 
 Files have mode 0600 and directories 0700. Paths are plain strings.
 """
@@ -87,17 +84,10 @@ class Storage(Protocol):
         """Open an existing file to read. Raises NotFound if it does not exist."""
 
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
-        """Read a file from `start`; `length` None reads to the end.
-
-        Returns fewer bytes at the end of the file.
-        Raises NotFound if the file does not exist.
-        """
+        """Read from `start`, fewer bytes at the end; `length` None reads to the end. Raises NotFound."""
 
     def map(self, path: str) -> memoryview:
-        """Map all of a file, read-only, without a copy. The caller releases the map before the file shrinks.
-
-        Raises NotFound if the file does not exist, DiskFailed if a part of it cannot be read.
-        """
+        """Map all of a file, read-only, to release before the file shrinks. Raises NotFound, DiskFailed."""
 
     def exists(self, path: str) -> bool: ...
 
@@ -115,11 +105,9 @@ class Storage(Protocol):
         """Names in a directory, sorted. Raises NotFound if the directory does not exist."""
 
     def list_files(self, path: str, endings: tuple[str, ...] = ("",)) -> dict[str, FileFacts]:
-        """The files of a directory in one pass, unordered.
+        """The files of a directory in one pass, unordered, with the given endings. Raises NotFound.
 
         A file deleted during the pass may be missing or present.
-        Only names that end with one of `endings` are returned: the metadata of each file costs a call.
-        Raises NotFound if the directory does not exist.
         """
 
     def is_directory(self, path: str) -> bool: ...
@@ -148,9 +136,7 @@ class Storage(Protocol):
 def replace_file(storage: Storage, path: str, body: Body, *, syncs_name: bool = True) -> None:
     """Replace the content of `path`: a crash leaves the whole old content or the whole new content.
 
-    Order of effects: write a temporary file, sync it, rename it to `path`, sync the directory. The content is durable
-    only after the last step. Without `syncs_name` the caller syncs the directory, because it has more names to sync
-    there.
+    Order of effects: write a temporary file, sync it, rename it, sync the directory (the caller unless `syncs_name`).
     """
     write_file(storage, path + TEMPORARY, body)
     storage.rename(path + TEMPORARY, path)
@@ -378,10 +364,7 @@ class DiskObserver(Protocol):
 
 
 class ObservedStorage:
-    """A storage that reports appended bytes, and the seconds and the error of each sync of a file.
-
-    The calling thread reports. All other calls are those of the storage below, which decides the thread safety.
-    """
+    """A storage that reports appended bytes and syncs (seconds, error), in the calling thread."""
 
     def __init__(self, inner: Storage, observer: DiskObserver) -> None:
         self._inner, self._observer = inner, observer
@@ -426,7 +409,6 @@ def _make(path: str) -> None:
 
 
 def _mode(path: str) -> int | None:
-    """The mode of a path; None only if it does not exist. An error of the disk is raised."""
     with _translated("cannot read the status of a file", path):
         try:
             return os.stat(path).st_mode
@@ -471,11 +453,9 @@ else:
 
 
 def _fault_in(mapped: mmap.mmap) -> None:
-    """Read every page now: a bad sector raises here.
+    """Read every page now: a bad sector raises here, later it would end the process with SIGBUS.
 
-    A later read of the page would end the process with SIGBUS.
-    SIGBUS remains possible for a page that the kernel evicts and cannot read again.
-    Linux before 5.14 does not support the advice.
+    An evicted page still can. Linux before 5.14 lacks the advice.
     """
     try:
         mapped.madvise(_POPULATE_READ)
@@ -485,7 +465,6 @@ def _fault_in(mapped: mmap.mmap) -> None:
 
 
 def _read_fully(fd: int, start: int, length: int) -> bytes:
-    """Call pread, which may return fewer bytes than requested, until `length` bytes or the end."""
     first = os.pread(fd, length, start)
     if len(first) in (0, length):
         return first
@@ -501,9 +480,8 @@ class WatchedStorage:
     """A storage of one of several log directories that takes itself offline when its disk fails.
 
     The first `DiskFailed` with a cause in the disk itself is passed to `on_failure`, once, from any thread. From then
-    on every call raises DiskFailed with that cause: a disk in an unknown state is neither read nor written. A full
-    disk, or a lack of descriptors or memory, is no such failure. As thread safe as the storage below. Source: kafka
-    `LogDirFailureChannel`, which takes a directory offline at any IOException.
+    on every call raises it. A full disk, or a lack of descriptors or memory, is no such failure. Source: kafka
+    `LogDirFailureChannel` (any IOException).
     """
 
     def __init__(self, inner: Storage, root: str, on_failure: OnFailure) -> None:

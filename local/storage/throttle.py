@@ -1,9 +1,7 @@
 """A limit in bytes per second, shared by several threads: a token bucket that may run into debt.
 
-A thread takes tokens for the bytes it has moved, and sleeps until the debt of all threads up to then is paid.
-In any interval the total is at most: rate times interval, plus one bucket, plus the last take of each thread.
-The bucket holds `BURST_SECONDS` of the rate, so an idle time allows only a small burst. Kafka's `Throttler` instead
-measures windows of 300 ms and ignores the excess of earlier windows.
+A thread takes tokens for the bytes it has moved, and sleeps until the debt of all threads up to then is paid. The total
+is at most: rate times interval, plus one bucket (`BURST_SECONDS` of the rate), plus the last take of each thread.
 """
 
 from __future__ import annotations
@@ -46,7 +44,6 @@ class Throttle:
             self._due(size_bytes, self._rate)
 
     def _due(self, size_bytes: int, rate: float) -> float:
-        """Take the tokens; return the clock time at which the debt is paid."""
         with self._lock:
             now = self._clock()
             filled = self._tokens + (now - self._filled_at) * rate

@@ -1,4 +1,4 @@
-"""Check log directories: every file, every batch, and every statement of one file about another. Nothing is written.
+"""Check log directories: every file, every batch, and every statement of one file about another.
 
 | file | compared with |
 |---|---|
@@ -9,12 +9,10 @@
 | the checkpoints of the log directory | the ends of the logs |
 | anything else | the legal names in a log: stray files and leftovers are findings |
 
-Without the clean-shutdown marker a writer is active or has crashed. A torn end of the last segment, temporary files,
-files that wait for deletion, and an unfinished time index are legal then: findings of severity INFO. A segment that
-seems damaged is then read again, because the cleaner and retention change files during the check.
-
-An unreadable file is a finding, and all other files are still checked. It is CORRUPT if the disk fails (a bad sector),
-a WARNING if the permission is missing.
+Nothing is written. Without the clean-shutdown marker a writer is active or has crashed. A torn end of the last segment,
+temporary files, files that wait for deletion, and an unfinished time index are then findings of severity INFO. A
+segment that seems damaged is then read again, because the cleaner and retention change files during the check. An
+unreadable file is a finding, and all other files are still checked.
 """
 
 from __future__ import annotations
@@ -96,11 +94,7 @@ _OF_A_LOG_DIR = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
-    """`deep` decodes every record.
-
-    `known_names` are legal names in the log directory besides the checkpoints.
-    `topic_intervals` is ``index.interval.bytes`` by topic, `interval_bytes` the value for all other topics.
-    """
+    """`deep` decodes every record. `known_names` are legal. `interval_bytes` is for topics without interval."""
 
     deep: bool = False
     interval_bytes: int = INTERVAL_BYTES
@@ -128,8 +122,7 @@ def verify(
 ) -> list[Finding]:
     """Check a segment's ``.log``, a partition's directory or a log directory, whichever `path` is.
 
-    Raises NotFound, InvalidRequest, and DiskFailed for an error that does not concern the disk, such as too many open
-    files.
+    Raises NotFound, InvalidRequest, and DiskFailed for an error that does not concern the disk.
     """
     path = path.rstrip("/") or "/"
     try:
@@ -211,8 +204,8 @@ def check_log_dirs(storage: Storage, roots: Sequence[str]) -> list[Finding]:
     | in two directories | CORRUPT | both copies are refused (`local.logdirs.log_dirs`) |
     | only as a leftover of a move | WARNING | not created again; the operator decides (`local.logdirs.log_moves`) |
 
-    Only names are read. The directories are listed twice: a partition may move between the listings of two directories.
-    A root that cannot be listed is skipped. A long topic name may be shortened in a ``-delete``.
+    Only names are read, twice: a partition may move between the listings of two directories. A root that cannot be
+    listed is skipped.
     """
     found = list(_misplaced(storage, roots))
     return [each for each in _misplaced(storage, roots) if each in found] if found else []
@@ -236,10 +229,6 @@ def _misplaced(storage: Storage, roots: Sequence[str]) -> Iterator[Finding]:
 
 
 def _was_clean(storage: Storage, root: str) -> bool:
-    """Whether no writer is active and none crashed.
-
-    True also outside a log directory, as for a copied partition.
-    """
     return storage.exists(join(root, names.CLEAN_SHUTDOWN)) or not storage.exists(join(root, names.META_PROPERTIES))
 
 
@@ -328,7 +317,6 @@ def _overlaps(reports: Sequence[tuple[SegmentPlace, SegmentReport]]) -> Iterator
 
 
 def _as_far_as_read(directory: str, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """Yield the findings of a check, then a finding for the error that ended the check, if any."""
     try:
         yield from findings
     except (DiskFailed, AccessDenied) as error:
@@ -338,10 +326,7 @@ def _as_far_as_read(directory: str, findings: Iterator[Finding]) -> Iterator[Fin
 def _check_place(
     storage: Storage, options: VerifyOptions, on_bytes: OnBytes, was_clean: bool, place: SegmentPlace
 ) -> SegmentReport | None:
-    """A segment's report; None if the segment was deleted during the check.
-
-    A segment that seems damaged is read up to `_TRIES` times, unless the shutdown was clean.
-    """
+    """A segment's report, after up to `_TRIES` reads unless `was_clean`; None if the segment was deleted."""
     report: SegmentReport | None = None
     for _ in range(1 if was_clean else _TRIES):
         try:
@@ -395,12 +380,10 @@ def _check_epochs(
     *,
     was_clean: bool,
 ) -> Iterator[Finding]:
-    """Compare the leader epoch checkpoint with the batches.
+    """Compare the leader epoch checkpoint, read after the log, with the batches.
 
-    The checkpoint is read after the log: an epoch is written to it before the epoch's first batch. When the log start
-    offset rises, the epochs below it leave the checkpoint at once. The checkpoint of log starts follows within a
-    minute, or at the shutdown. In a log that is active or was killed, the first epoch of the checkpoint may thus be
-    above that log start; it is used as the log start then.
+    When the log start offset rises, the epochs below it leave the checkpoint at once; the checkpoint of log starts
+    follows later. In an active or killed log the first epoch of the checkpoint may thus be above that log start.
     """
     path = join(directory, names.LEADER_EPOCHS)
     try:
@@ -428,11 +411,7 @@ def _check_epochs(
 
 
 def _offset_to_compare(found: EpochRange, epochs: LeaderEpochs, log_start_offset: int | None) -> int | None:
-    """The first offset of the range that the checkpoint must cover; None if it need not cover any.
-
-    As in Kafka, the checkpoint may start at a log start offset that was raised into a segment. It has no epochs for the
-    records below.
-    """
+    """The first offset of the range that the checkpoint must cover: the log start or the range's start."""
     if (
         log_start_offset is None
         or found.base_offset >= log_start_offset
@@ -459,7 +438,6 @@ def _size(storage: Storage, path: str) -> int:
 
 
 def _listed(storage: Storage, path: str) -> list[str]:
-    """The names in a directory; empty if it cannot be listed. `verify` reports that error."""
     try:
         return storage.list(path)
     except LogError:

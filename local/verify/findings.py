@@ -1,7 +1,7 @@
 """The result of a check: a finding, with a code that names the broken rule.
 
-Each check declares its codes beside its own code. `CODES` has them all once the checks are imported;
-``docs/reference/findings.md`` is generated from it.
+Each check declares its codes. `CODES` has them all once the checks are imported; ``docs/reference/findings.md`` is
+generated from it.
 """
 
 from __future__ import annotations
@@ -110,10 +110,7 @@ class FindingCode:
         topics: tuple[str, ...] = (),
         **facts: object,
     ) -> Finding:
-        """Return a finding. Facts that no text names follow it as ``name=value``.
-
-        `what` replaces the text, for the message of an error.
-        """
+        """Return a finding. Facts that no text names follow it as ``name=value``. `what` replaces the text."""
         return Finding(
             code=self.code,
             severity=self.severity if severity is None else severity,
@@ -160,10 +157,7 @@ def worst(findings: Iterable[Finding]) -> Severity:
 
 
 def unreadable(error: DiskFailed | AccessDenied, path: str) -> Finding:
-    """The finding for an unreadable file: CORRUPT if the disk failed, WARNING if permission is missing.
-
-    Raises `error` if it does not concern the disk, such as too many open files.
-    """
+    """The finding for an unreadable file. Raises `error` if it does not concern the disk."""
     cause = error.facts.get("cause")
     if cause in PASSING:
         raise error

@@ -1,15 +1,13 @@
 """Compare index files with their log: every entry, and missing entries.
 
-A reader notices a wrong index late or never. Each entry is therefore compared with the batches:
-
 | file          | an entry is right if |
 |---------------|----------------------|
 | ``.index``    | its position is the start of a batch, and its offset is the last offset of that batch |
 | ``.timeindex``| its offset is the last offset of a batch, and its timestamp is the largest up to there |
 
 Brokers up to Kafka 4.0 write one entry per append, which may be several batches: the position of the first batch and
-the last offset of the last. That is legal too, and a finding of severity INFO. A preallocated index of an active
-segment ends in zeros, also after a crash. Source: kafka `DumpLogSegments`, `OffsetIndex`, `TimeIndex`.
+the last offset of the last. That is legal too (INFO). A preallocated index of an active segment ends in zeros, also
+after a crash. Source: kafka `DumpLogSegments`, `OffsetIndex`, `TimeIndex`.
 """
 
 from __future__ import annotations
@@ -107,10 +105,7 @@ def check_time_index(
 
 
 def without_zeros(data: bytes, entry_bytes: int) -> bytes:
-    """The entries before the zeros at the end of the file.
-
-    A first entry of zeros counts as an entry if another entry follows or if it is the only one.
-    """
+    """The entries before the zeros at the end of the file; none if the file has only zeros."""
     end = len(data.rstrip(b"\0"))
     return data[: -(-end // entry_bytes) * entry_bytes]
 
@@ -148,7 +143,6 @@ def _findings_of_entries(
 
 
 def _gaps(positions: NDArray[np.int64], batches: BatchTable, path: str, interval_bytes: int) -> Iterator[Finding]:
-    """Find gaps so long that entries must be missing."""
     if not len(batches):
         return
     largest_batch = int(np.diff(batches.positions, append=batches.valid_bytes).max())
@@ -161,25 +155,19 @@ def _gaps(positions: NDArray[np.int64], batches: BatchTable, path: str, interval
 
 
 def _at(values: NDArray[np.int64], rows: NDArray[np.intp], missing: int) -> NDArray[np.int64]:
-    """`values[rows]`; `missing` for each row past the end."""
     return np.append(values, missing)[np.minimum(rows, len(values))]
 
 
-# Rebuild indexes that `local.verify.directories` found wrong or missing, under the directory's lock.
+# Rebuild indexes that `local.verify.directories` found wrong or missing. The ``.log`` is never written.
 #
-# Order of effects:
-#
-# 1. Lock each log directory.
-# 2. Write and sync all indexes of one segment (`recovery.rebuild_indexes`); repeat for each segment.
-#
-# A crash during step 2 leaves some indexes new and the others unchanged. The ``.log`` is never written.
+# Order of effects: lock each log directory; then write and sync all indexes of one segment after the other
+# (`recovery.rebuild_indexes`). A crash leaves some indexes new and the others unchanged.
 
 
 def fix_indexes(storage: Storage, findings: Sequence[Finding], *, interval_of: Callable[[str], int]) -> list[str]:
     """Rebuild the indexes that the findings name; return the paths of their logs.
 
-    `interval_of` returns ``index.interval.bytes`` of a partition's directory. If the headers of a log are damaged, its
-    indexes stay unchanged; the log has a finding of its own. Raises Conflict while a manager holds a log directory.
+    A log with damaged headers stays unchanged. Raises Conflict while a manager holds a log directory.
     """
     fixed = []
     doomed = sorted({place for each in findings if (place := _place_of(each)) is not None})
@@ -195,7 +183,6 @@ def fix_indexes(storage: Storage, findings: Sequence[Finding], *, interval_of: C
 
 
 def _place_of(finding: Finding) -> tuple[str, int] | None:
-    """The segment of the index that the finding concerns; None for any other finding."""
     parsed = parse_segment_file(finding.where.rpartition("/")[2])
     if parsed is None or parsed[1] not in (OFFSET_INDEX, TIME_INDEX) or finding.severity is Severity.INFO:
         return None

@@ -1,8 +1,7 @@
 """Check one segment completely: its log, its indexes, and the epochs and producers of its batches.
 
-Read-only, and safe during writes: indexes are read before the log, and the log grows first. If a segment changes during
-the check (swapped by the cleaner, expired by retention), the caller must check it again. Memory: one chunk of the log,
-and about seventy bytes per batch.
+Read-only, and safe during writes: indexes are read before the log, and the log grows first. Memory: one chunk of the
+log, about seventy bytes per batch.
 """
 
 from __future__ import annotations
@@ -59,8 +58,7 @@ _NOT_ABORTED = warning("txn-index.unknown", "the log has no aborted transaction 
 class SegmentPlace:
     """A segment, and the facts known before it is read. `next_base` is None for the last segment of a log.
 
-    `may_be_torn`: its end may legally be unfinished, because a writer is active or has crashed. Offsets below
-    `durable_to` were synced.
+    `may_be_torn`: its end may be unfinished. Offsets below `durable_to` were synced.
     """
 
     directory: str
@@ -163,7 +161,6 @@ def _warn_once(report: SegmentReport, finding: Finding) -> None:
 
 
 def _collect(run: Run, path: str, report: SegmentReport) -> None:
-    """Collect the ranges of leader epochs and the batches of producers."""
     table = run.table
     _collect_epochs(table, report)
     has_producer = table.producer_ids >= 0
@@ -197,7 +194,6 @@ def _collect_epochs(table: BatchTable, report: SegmentReport) -> None:
 
 
 def _check_records(run: Run, path: str, report: SegmentReport) -> None:
-    """Decode every record of the run to the last byte; after an error, decode batch by batch."""
     try:
         for _ in kernels.decode_in_steps(run.data, verify=False, include_control=True, table=run.table):
             pass
@@ -211,10 +207,7 @@ def _check_records(run: Run, path: str, report: SegmentReport) -> None:
 
 
 def _end(file: StorageFile, walk: BatchRuns, place: SegmentPlace, report: SegmentReport) -> Finding:
-    """The finding for the bytes after the last batch.
-
-    Zeros and torn bytes are legal only at the end of an active log.
-    """
+    """The finding for the bytes after the last batch: legal only at the end of an active log."""
     path, at, remaining = place.path(LOG), walk.position, walk.size_bytes - walk.position
     is_unflushed = place.next_base is None and report.next_offset >= place.durable_to
     if is_unflushed and place.may_be_torn:
@@ -263,10 +256,7 @@ def _check_aborted(data: bytes, place: SegmentPlace, report: SegmentReport) -> N
 
 
 def _as_unflushed(place: SegmentPlace, finding: Finding) -> Finding:
-    """Reduce index findings about unsynced records to INFO.
-
-    The next start rebuilds these entries from the log.
-    """
+    """Reduce index findings about unsynced records to INFO: the next start rebuilds these entries."""
     is_flushed = finding.offsets is not None and finding.offsets[0] < place.durable_to
     if place.next_base is not None or not place.may_be_torn or is_flushed:
         return finding
@@ -274,10 +264,7 @@ def _as_unflushed(place: SegmentPlace, finding: Finding) -> Finding:
 
 
 def _severity(place: SegmentPlace, run: Run, *, is_tail: bool) -> Severity:
-    """The severity of a damaged batch.
-
-    Unsynced bytes may be damaged after a crash; recovery truncates the log there.
-    """
+    """The severity of a damaged batch. Unsynced bytes may be damaged after a crash: recovery cuts them."""
     is_unflushed = place.next_base is None and place.may_be_torn
     if not is_unflushed or int(run.table.base_offsets[0]) < place.durable_to:
         return Severity.CORRUPT
@@ -300,7 +287,6 @@ def _of_batch(
 
 
 def _read_indexes(storage: Storage, place: SegmentPlace, report: SegmentReport) -> dict[str, bytes | None]:
-    """The indexes by suffix; None for a missing index. Unreadable indexes are left out."""
     found: dict[str, bytes | None] = {}
     for suffix in (OFFSET_INDEX, TIME_INDEX, TXN_INDEX):
         try:
@@ -368,10 +354,7 @@ def _is_open(entry: ProducerEntry) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class _Carried:
-    """Transactions of the segments so far, by producer id.
-
-    `open_from` is the first offset of the open transaction, `ended` the offset of the last marker.
-    """
+    """Transactions of the segments so far, by producer id: open first offsets, offsets of last markers."""
 
     open_from: dict[int, int]
     ended: dict[int, int] = field(default_factory=dict)
@@ -386,11 +369,7 @@ class _Carried:
 
 
 def _check_cleaned(place: SegmentPlace, report: SegmentReport, carried: _Carried) -> Iterator[Finding]:
-    """Check the aborted transactions of a segment that was cleaned, or follows a cleaned segment.
-
-    Markers and records were removed, so a replay cannot find the aborted transactions. The entries are compared with
-    the remaining batches (`local.index.txn_index`): no entry may expose an aborted record or hide another record.
-    """
+    """Check the transaction index of a cleaned segment by its batches (`local.index.txn_index`)."""
     path = place.path(names.TXN_INDEX)
     if report.said is None or any(e.where == path and e.severity is Severity.CORRUPT for e in report.findings):
         return
@@ -404,14 +383,12 @@ def _check_cleaned(place: SegmentPlace, report: SegmentReport, carried: _Carried
 
 
 def _is_behind(entry: ProducerEntry, known: ProducerEntry) -> bool:
-    """Whether the log has a later batch or a later epoch of the producer than the snapshot."""
     if entry.producer_epoch != known.producer_epoch:
         return entry.producer_epoch < known.producer_epoch
     return 0 <= entry.last_offset < known.last_offset
 
 
 def _replay(state: ProducerState, report: SegmentReport) -> set[tuple[int, int, int]]:
-    """(producer id, first offset, last offset) of each transaction that the segment's markers abort."""
     aborted = set()
     for table, markers in report.produced:
         for row in range(len(table)):
@@ -447,11 +424,7 @@ def _compare(
     *,
     is_cleaned: bool,
 ) -> Iterator[Finding]:
-    """Compare a snapshot with the replayed state at its offset. Producers may have expired in either.
-
-    In a cleaned log the replay knows less than the snapshot, because batches and markers were removed. The snapshot is
-    then stale only if it lacks a batch that the log has.
-    """
+    """Compare a snapshot with the replayed state; in a cleaned log only whether it lacks a batch."""
     path = join(directory, segment_file(offset, names.PRODUCER_SNAPSHOT))
     replayed = {each.producer_id: each for each in state.entries()}
     for entry in entries:
