@@ -75,7 +75,7 @@ def segment_due_ms(snapshot: PartitionFigures, segment: SegmentInfo, newer_bytes
 
 
 def _due_ms(snapshot: PartitionFigures, segment: SegmentInfo, newer_bytes: int) -> float:
-    """Return `copy_due_ms` of a local segment. A record timestamp or file time in the future does not delay the copy."""
+    """Return `copy_due_ms` of a local segment. A timestamp or file time in the future does not delay the copy."""
     now_ms = snapshot.now_ms
     newest_ms = -NEVER if segment.age_timestamp_ms > now_ms else segment.age_timestamp_ms
     return copy_due_ms(
