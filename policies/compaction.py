@@ -33,7 +33,7 @@ of the last one, without a gap.
 | lost less | none; entries and tombstones stay until it has lost enough, or retention expires the entries |
 | lost no record | `AdvanceCleanedOffset`: the entries are as clean as the disk, one commit records it |
 | lost less or none, and a job wrote an entry (`made_by`) | none: entry and segment may have lost different records |
-| any, and a job erased records of an entry (`is_redacted`) | none: the segment may still have these records |
+| any, and a job erased records of an entry, or may have (`is_redacted`) | none: the segment may still have them |
 
 "Enough" means both `remote.recompaction.min.reduction.ratio` and `remote.recompaction.min.saved.bytes`.
 `PartitionSnapshot.shrunk` holds segments of about equal size that lost a record, so that none is compared twice.

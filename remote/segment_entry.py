@@ -42,6 +42,7 @@ Turn = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
 PART_BYTES = 8 << 20  # a large segment is uploaded in parts of a multiple of this size
 PARTS_MAX = 10_000  # S3's limit on the parts of one object
 REDACTION = "redact-"  # begin of the id of a job that erases records (`tiered.jobs.redacting`)
+UNKNOWN_MAKER = f"{REDACTION}unknown"  # `made_by` of a rebuilt entry: its objects do not name the job, so it may be one
 
 
 class SegmentState(IntEnum):
@@ -73,7 +74,7 @@ class SegmentEntry:
     | `data_key`, `indexes_key` | relative to the partition's prefix |
     | `codec` | compression of the object's chunks |
     | `key_id`, `wrapped_key` | the wrapping key, and the data key of the chunks; None without encryption |
-    | `made_by` | the job that wrote the objects as a co-writer; None for a copy of a local segment |
+    | `made_by` | the job that wrote the objects as a co-writer, or `UNKNOWN_MAKER`; None: a copy of a local segment |
 
     `cleaned_through` is the checkpoint at upload time, or a later one at which the segment was unchanged: every record
     was compared with all newer records below it. It is never above the manifest's `next_offset`. So a bucket that lacks
@@ -123,7 +124,7 @@ class SegmentEntry:
 
     @property
     def is_redacted(self) -> bool:
-        """Whether a job erased records here. A copy of the segment on a disk may still have these records."""
+        """Whether a job erased records here, or may have. A copy of the segment on a disk may still have them."""
         return self.made_by is not None and self.made_by.startswith(REDACTION)
 
     def holds(self, offset: int) -> bool:

@@ -219,6 +219,53 @@ def test_a_page_of_rewritten_entries_is_not_restored_with_the_entries_before() -
     assert rot.scrubbed(store, "t").of("corrupt") == []
 
 
+def test_a_page_from_objects_counts_as_redacted_so_that_the_disk_replaces_none_of_its_entries() -> None:
+    """The objects do not name the job that wrote them. Local copies may have records that a redaction erased."""
+    from care_world import PLAIN_ENCODING, SMALL_PAGES, CareWorld, fill
+
+    from remote.manifest.manifest import AppliedJob
+    from remote.manifest.manifest_changes import replace_tiled
+    from tiered.jobs.rewriting import plan_recode, rewrite_group
+
+    world = CareWorld.empty()
+    fill(world, "t", PLAIN_ENCODING, 12, SMALL_PAGES)
+    store, prefix = world.store, named("t").prefix
+    plan = plan_recode(store, named("t"), now_ms=NOW, codec="zstd")
+    done = [rewrite_group(plan, group, store) for group in plan.groups]
+    replaced = [each.replacement for each in done if each.replacement is not None]
+    change = replace_tiled(replaced, cleaned_through=0, bound=None, note=AppliedJob(job_id="redact-j"))
+    world.commit("t", change, touches=(0, 2000))
+    log = MetadataLog(store, prefix)
+    assert all(entry.is_redacted for entry in log.index(log.refresh()).entries())
+    store.delete([prefix + log.refresh().pages[1].key])
+    plan_of_pages = plan_repair(store, rot.scrubbed(store, "t"))
+    assert [each.source for each in plan_of_pages.pages] == ["objects"]
+    run_repair(store, plan_of_pages, now_ms=lambda: NOW + 1)
+    log = MetadataLog(store, prefix)
+    assert all(entry.is_redacted for entry in log.index(log.refresh()).entries())
+    assert rot.scrubbed(store, "t").of("corrupt") == []
+
+
+def test_a_page_from_objects_with_the_bytes_of_the_lost_page_has_its_makers() -> None:
+    from care_world import SMALL_PAGES, CareWorld, batches
+
+    from remote.gc.delayed_delete import collect_manifests
+
+    world = CareWorld.empty()
+    world.writer("t", SMALL_PAGES)
+    for base in range(0, 200, 10):
+        world.add("t", batches(base, (10,))[0], base + 10)
+    store, prefix, log = world.store, named("t").prefix, world.logs["t"]
+    collect_manifests(store, prefix, log, log.refresh().sequence - 1, now_ms=NOW)
+    lost = prefix + log.refresh().pages[1].key
+    body = store.get(lost)
+    store.delete([lost])
+    plan = plan_repair(store, rot.scrubbed(store, "t"))
+    assert [each.source for each in plan.pages] == ["objects"]
+    run_repair(store, plan, now_ms=lambda: NOW + 1)
+    assert store.get(lost) == body
+
+
 def test_a_damaged_page_of_an_immutable_bucket_is_replaced_under_a_new_name() -> None:
     """The damaged object cannot be overwritten."""
     from care_world import PLAIN_ENCODING, SMALL_PAGES, CareWorld, fill

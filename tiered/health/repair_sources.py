@@ -45,6 +45,7 @@ from remote.keys import (
     key_in_other_topic,
     own_part,
     parse_data_key,
+    parse_page_key,
     parse_partition,
     parse_topic_directory,
 )
@@ -53,9 +54,9 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest, PageEntry
 from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.manifest_lookup import Pages
-from remote.manifest.manifest_page import Rows, summary_contradiction
+from remote.manifest.manifest_page import Rows, encode_page, summary_contradiction
 from remote.manifest.page_out import waiting_keys
-from remote.segment_entry import IndexRange, SegmentEntry
+from remote.segment_entry import UNKNOWN_MAKER, IndexRange, SegmentEntry
 from remote.segments.encryption import KeyRing
 from remote.segments.index_bundle import RAW, IndexBundle, decode_bundle, encode_bundle
 from remote.segments.object_encoding import CODECS, open_ring
@@ -256,7 +257,11 @@ def _touch(part: PageEntry | SegmentEntry, page: PageEntry) -> bool:
 
 
 def _from_objects(store: ObjectStore, prefix: str, manifest: Manifest, page: PageEntry) -> Rows:
-    """Build an entry for each pair of objects in the page's range that is not a pending delete."""
+    """Build an entry for each pair of objects in the page's range that is not a pending delete.
+
+    Objects do not name their maker, so each entry counts as redacted: no local segment replaces it. Entries with the
+    bytes of the lost page are copies of local segments, as its checksum proves, and count as such.
+    """
     if page.seal_key_id is not None:
         raise Corrupt("cannot repair a manifest page, it was sealed, and unsealed objects may be forged", page=page.key)
     pending = set(waiting_keys(manifest, Pages(store, prefix).entries))
@@ -273,7 +278,10 @@ def _from_objects(store: ObjectStore, prefix: str, manifest: Manifest, page: Pag
         raise Corrupt("cannot repair a manifest page, several objects have the same offsets", page=page.key)
     if not entries:
         raise Corrupt("cannot repair a manifest page, the objects of its entries do not exist", page=page.key)
-    return tuple(entries)
+    name = parse_page_key(page.key)
+    if name is not None and encode_page(tuple(entries), name.epoch, name.ulid)[0] == page:
+        return tuple(entries)
+    return tuple(replace(entry, made_by=UNKNOWN_MAKER) for entry in entries)
 
 
 def _entry_of(store: ObjectStore, prefix: str, key: str, page: PageEntry, modified_ms: int) -> SegmentEntry:
