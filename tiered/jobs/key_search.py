@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import codecs
 import hashlib
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 from local import kernels
 from local.cleaner.offset_map import SECRET_BYTES, Flags, digest_keys
-from local.errors import Corrupt, InvalidRequest, LogError, NotFound
+from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound
 from local.format.batch_header import CONTROL
 from local.format.columns import BatchTable, Columns
 from local.records.batch_runs import BatchRuns
@@ -37,7 +38,7 @@ from policies.cost.prices import BUILT_IN, PriceTable
 from policies.cost.storage_cost import request_cost, retrieval_cost
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition, why_missing
-from remote.keys import full_key
+from remote.keys import full_key, own_part, parse_view_key
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.view import CompactedView
@@ -82,8 +83,13 @@ FORMATS = {
 
 
 def parse_keys(data: bytes, format_name: str, *, path: str) -> frozenset[bytes]:
-    """Return the keys of a key file: one for each line that is not empty. Raises InvalidRequest without a key."""
+    """Return the keys of a key file: one for each line that is not empty. Raises InvalidRequest without a key.
+
+    The byte order mark of UTF-8 at the start of a text file is not a part of the first key.
+    """
     key_format, found = FORMATS[format_name], set()
+    if format_name == "text":
+        data = data.removeprefix(codecs.BOM_UTF8)
     for number, line in enumerate(data.split(b"\n"), 1):
         line = line.removesuffix(b"\r")
         if not line:
@@ -308,7 +314,8 @@ def _scanned(store: ObjectStore, ring: KeyRing, unit: ScanUnit, keys: KeyDigests
         return count_keys(remote, unit.entry, keys)
     except NotFound as error:
         log = MetadataLog(store, unit.prefix)
-        if unit.entry.next_offset <= log.refresh().log_start_offset:
+        is_in_view = parse_view_key(own_part(unit.entry.data_key)) is not None  # may be below the log start offset
+        if not is_in_view and unit.entry.next_offset <= log.refresh().log_start_offset:
             return KeyCount(ulid=unit.entry.ulid)  # expired since the survey
         raise why_missing(log, [unit.entry], error) from error
 
@@ -346,7 +353,11 @@ class Scan:
                 offsets = (count.first_offset, count.next_offset)
                 yield KEY_PRESENT.found(where, offsets=offsets, records=count.records)
             elif (cause := self.unread.get(entry.ulid)) is not None:
-                yield NOT_READ.found(where, offsets=entry.offsets, is_unread=True, cause=cause.attempt)
+                key_id = cause.facts.get("key_id") if isinstance(cause, AccessDenied) else None
+                step = (
+                    f"correct the key ring, it needs the key {key_id}; then run again" if key_id is not None else None
+                )
+                yield NOT_READ.found(where, next_step=step, offsets=entry.offsets, is_unread=True, cause=cause.attempt)
 
 
 def scan_price(found: Survey, prices: PriceTable = BUILT_IN) -> RewriteCost:

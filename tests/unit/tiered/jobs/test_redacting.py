@@ -27,13 +27,22 @@ from remote.fetch.range_reader import RemotePartition
 from remote.gc.pins import pin_newest
 from remote.manifest.catalog import RemotePartitionName, list_partitions
 from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest_changes import expire_segments
 from remote.segment_entry import SegmentEntry
+from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
 from tiered.cli.main import invoke
 from tiered.jobs.job_bucket import OpenBucket
 from tiered.jobs.key_search import KeyDigests, RedactState, Scan, fingerprint, parse_keys, scan_keys, survey
-from tiered.jobs.redacting import Redaction, ViewUnit, commit_view, holders_of, plan_redaction, run_redaction
+from tiered.jobs.redacting import (
+    Redaction,
+    ViewUnit,
+    commit_view,
+    holders_of,
+    plan_redaction,
+    run_redaction,
+)
 from tiered.jobs.rewriting import plan_merge, run_rewrite
 from tiered.jobs.runner import Here
 
@@ -41,9 +50,14 @@ ERASED = b"key-3"
 DIGESTS = KeyDigests.of([ERASED])
 
 
-def _scans(store: ObjectStore, keys: KeyDigests = DIGESTS, names: Sequence[RemotePartitionName] = ()) -> list[Scan]:
+def _scans(
+    store: ObjectStore,
+    keys: KeyDigests = DIGESTS,
+    names: Sequence[RemotePartitionName] = (),
+    ring: KeyRing = KEYS,
+) -> list[Scan]:
     surveys = [survey(store, name) for name in names or list_partitions(store)]
-    return scan_keys(Here(), OpenBucket.of(store, KEYS), surveys, keys)
+    return scan_keys(Here(), OpenBucket.of(store, ring), surveys, keys)
 
 
 def _plans(store: ObjectStore, keys: KeyDigests = DIGESTS) -> list[Redaction]:
@@ -76,6 +90,7 @@ def _findings(store: ObjectStore, keys: KeyDigests = DIGESTS) -> list[str]:
     ("data", "form", "keys"),
     [
         (b"a\nb\na\n\nb c \r\n", "text", {b"a", b"b", b"b c "}),
+        (b"\xef\xbb\xbfa\n\xef\xbb\xbfb", "text", {b"a", b"\xef\xbb\xbfb"}),
         ("ü\xff".encode(), "text", {"ü\xff".encode()}),
         (b"00ff\n00FF\n61", "hex", {b"\x00\xff", b"a"}),
         (b"AP8=\nYQ==", "base64", {b"\x00\xff", b"a"}),
@@ -336,6 +351,39 @@ def test_a_segment_that_fails_in_the_rewriting_holds_back_the_tombstones_above_i
     ]
     _redact(world.store)
     assert _newest(world.store) == {b"other": b"v"}
+
+
+@pytest.mark.damages_bucket
+def test_a_lost_part_of_a_view_below_the_log_start_is_unread() -> None:
+    world = all_kinds()
+    log = world.logs["viewed"]
+    (view,) = log.refresh().views
+    old = [entry.ulid for entry in log.index(log.refresh()).entries() if entry.next_offset <= 300]
+    world.commit("viewed", expire_segments(old, now_ms=NOW, log_start_offset=300))
+    world.store.delete([named("viewed").prefix + view.entries[0].data_key])
+    (scan,) = _scans(world.store, names=[named("viewed")])
+    assert list(scan.unread) == [view.entries[0].ulid]
+    assert "redact.not-read" in [each.code for each in scan.findings()]
+
+
+def test_a_segment_that_expired_since_the_survey_is_clean() -> None:
+    world = small_segments()
+    surveys = [survey(world.store, named("t"))]
+    first = _entries(world.store)[0]
+    expired = expire_segments([first.ulid], now_ms=NOW, log_start_offset=first.next_offset)
+    world.commit("t", expired)
+    world.store.delete([named("t").prefix + first.data_key])
+    (scan,) = scan_keys(Here(), OpenBucket.of(world.store, KEYS), surveys, DIGESTS)
+    assert scan.unread == {}
+    assert scan.counts[first.ulid].records == 0
+
+
+def test_the_finding_for_a_missing_encryption_key_names_the_key() -> None:
+    world = small_segments("encrypted", 1)
+    (scan,) = _scans(world.store, ring=NO_KEYS)
+    (finding,) = scan.findings()
+    assert finding.code == "redact.not-read"
+    assert finding.next_step == "correct the key ring, it needs the key a; then run again"
 
 
 def test_a_takeover_ends_the_redaction_and_a_second_run_finishes_it() -> None:
