@@ -15,10 +15,12 @@ too. A batch that loses all its records is removed, as by Kafka's cleaner, or st
 | the last data batch of a producer in the segment's producer snapshot | its last sequence |
 | the last batch of the segment | no segment is empty, and offsets do not fall |
 
-A tombstone of a key is erased too: it contains the key. It must not leave before the older records that it hides. So
-views are committed before segments, segments in the order of their offsets, and a segment with such a tombstone only
-after every segment below it (`RewriteGroup.must_follow`). An unread segment holds back the tombstones above it. A
-redacted entry is never replaced by a local copy of its segment, which may have the records
+A tombstone of a key is erased too: it contains the key. It must not leave before the older records that it hides. In
+a compacted topic a newer value hides older ones too. So views are committed before segments, segments in the order of
+their offsets, and a segment with such a tombstone, or any segment of a compacted topic, only after every segment below
+it was committed (`RewriteGroup.must_follow`). A segment that could not be read holds back those segments above it.
+
+A redacted entry is never replaced by a local copy of its segment, which may have the records
 (`SegmentEntry.is_redacted`).
 
 | a crash or an error after | leaves | outcome |
@@ -99,8 +101,9 @@ DAY_MS = 86_400_000
 class Redaction:
     """The plan of one partition: `rewrite` has a group for each segment with a record of the keys.
 
-    `view_parts` are to be rewritten, by view. `held_back` segments have tombstones of the keys above an unread segment,
-    and stay. `storage_dollars` is the price of the old objects until they are deleted.
+    `view_parts` are the parts to rewrite, by view. `held_back` segments hide older records of the keys in an unread
+    segment, and stay. `scan_gets` and `scan_bytes` are the price of the scan in requests and bytes.
+    `storage_dollars` is the price of the old objects until they are deleted.
     """
 
     rewrite: RewritePlan
@@ -138,17 +141,18 @@ def plan_redaction(scan: Scan, *, now_ms: int, prices: PriceTable = BUILT_IN) ->
     """Return the plan for a whole scan. It assumes new objects as large as the old ones."""
     found, entries = scan.survey, scan.matched(scan.survey.entries)
     unread = [entry.base_offset for entry in found.scanned if entry.ulid in scan.unread]
-    due = [
-        entry
-        for entry in entries
-        if not scan.counts[entry.ulid].tombstones or not any(base < entry.next_offset for base in unread)
-    ]
+    rules = resolve_rules({**DEFAULTS, **found.settings})
+
+    def hides_older(entry: SegmentEntry) -> bool:
+        return rules.cleanup_compact or scan.counts[entry.ulid].tombstones > 0
+
+    due = [entry for entry in entries if not hides_older(entry) or not any(base < entry.next_offset for base in unread)]
     groups = tuple(
         RewriteGroup(
             number=number,
             entries=(entry,),
             encoding=encoding_of_entry(entry, found.settings),
-            must_follow=scan.counts[entry.ulid].tombstones > 0,
+            must_follow=hides_older(entry),
         )
         for number, entry in enumerate(due)
     )
@@ -165,7 +169,7 @@ def plan_redaction(scan: Scan, *, now_ms: int, prices: PriceTable = BUILT_IN) ->
         groups=groups,
         cost=cost,
     )
-    grace_days = resolve_rules({**DEFAULTS, **found.settings}).delete_grace_ms / DAY_MS
+    grace_days = rules.delete_grace_ms / DAY_MS
     stored = sum(each.stored_bytes + each.indexes_bytes for each in matched)
     scan_cost = scan_price(found, prices)
     return Redaction(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,8 +45,10 @@ from tiered.jobs.redacting import (
 )
 from tiered.jobs.rewriting import plan_merge, run_rewrite
 from tiered.jobs.runner import Here
+from tiered.stores.object_encoding import own_settings
 
 ERASED = b"key-3"
+COMPACTED = {"cleanup.policy": "compact"}
 DIGESTS = KeyDigests.of([ERASED])
 
 
@@ -54,9 +56,11 @@ def _scans(
     store: ObjectStore,
     keys: KeyDigests = DIGESTS,
     names: Sequence[RemotePartitionName] = (),
+    settings: Mapping[str, str] | None = None,
     ring: KeyRing = KEYS,
 ) -> list[Scan]:
-    surveys = [survey(store, name) for name in names or list_partitions(store)]
+    of_topic = own_settings if settings is None else (lambda topic, own: {**own, **settings})
+    surveys = [survey(store, name, of_topic) for name in names or list_partitions(store)]
     return scan_keys(Here(), OpenBucket.of(store, ring), surveys, keys)
 
 
@@ -350,6 +354,34 @@ def test_a_segment_that_fails_in_the_rewriting_holds_back_the_tombstones_above_i
         (4, ERASED, None, NOW),
     ]
     _redact(world.store)
+    assert _newest(world.store) == {b"other": b"v"}
+
+
+@pytest.mark.damages_bucket
+def test_an_unread_segment_of_a_compacted_topic_holds_back_all_segments_above_it() -> None:
+    """A newer value hides an older one too: after a repair the older one would be the current value."""
+    world = _with_tombstone()
+    first = _entries(world.store)[0]
+    world.store.put(named("t").prefix + first.data_key, b"\0" * first.stored_bytes)
+    (scan,) = _scans(world.store, settings=COMPACTED)
+    plan = plan_redaction(scan, now_ms=NOW)
+    assert (plan.unread, plan.held_back, plan.matched) == (1, 2, [])
+
+
+@pytest.mark.damages_bucket
+def test_a_segment_of_a_compacted_topic_that_fails_in_the_rewriting_holds_back_all_above_it() -> None:
+    world = _with_tombstone()
+    before = records(world.store)
+    (scan,) = _scans(world.store, settings=COMPACTED)
+    first = _entries(world.store)[0]
+    key = named("t").prefix + first.data_key
+    sound = world.store.get(key)
+    world.store.put(key, b"\0" * len(sound))
+    with pytest.raises(Corrupt):
+        _redact(world.store, plans=[plan_redaction(scan, now_ms=NOW)])
+    world.store.put(key, sound)
+    assert records(world.store) == before
+    _redact(world.store, plans=[plan_redaction(scan, now_ms=NOW)])
     assert _newest(world.store) == {b"other": b"v"}
 
 
