@@ -360,10 +360,10 @@ class Scan:
                 yield NOT_READ.found(where, next_step=step, offsets=entry.offsets, is_unread=True, cause=cause.attempt)
 
 
-def scan_price(found: Survey, prices: PriceTable = BUILT_IN) -> RewriteCost:
-    """Return the price to read every segment and view part of a partition once."""
+def scan_price(entries: Iterable[SegmentEntry], prices: PriceTable = BUILT_IN) -> RewriteCost:
+    """Return the price to read each segment or view part once."""
     gets, size, dollars = 0, 0, 0.0
-    for entry in found.scanned:
+    for entry in entries:
         here, ranges = prices.of(entry.storage_class), -(-entry.stored_bytes // RANGE_BYTES)
         gets += 1 + ranges
         size += entry.stored_bytes + entry.indexes_bytes

@@ -64,7 +64,7 @@ from remote.keys import home_of, is_in_other_topic, new_ulid
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import Replacement
-from remote.manifest.view import find_view
+from remote.manifest.view import ViewState, find_view
 from remote.manifest.view_changes import switch_view
 from remote.segment_entry import REDACTION, SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
@@ -75,7 +75,7 @@ from tiered.config.config import resolve_rules
 from tiered.config.properties import DEFAULTS, IMMUTABLE, parse
 from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.joined_segments import INTERVAL_BYTES
-from tiered.jobs.key_search import KeyDigests, Scan, read_runs, scan_price
+from tiered.jobs.key_search import KeyDigests, Scan, Survey, read_runs, scan_price
 from tiered.jobs.rewriting import (
     GROUPS_A_MANIFEST,
     RewriteCost,
@@ -102,8 +102,9 @@ class Redaction:
     """The plan of one partition: `rewrite` has a group for each segment with a record of the keys.
 
     `view_parts` are the parts to rewrite, by view. `held_back` segments hide older records of the keys in an unread
-    segment, and stay. `scan_gets` and `scan_bytes` are the price of the scan in requests and bytes.
-    `storage_dollars` is the price of the old objects until they are deleted.
+    segment, and stay. `scan_gets`, `scan_bytes` and `scan_dollars` are the price of both scans: all segments once, and
+    for the proof again the unread segments and those with keys. `scan_dollars` is None if the prices of a storage class
+    are unknown. `storage_dollars` is the price of the old objects until they are deleted.
     """
 
     rewrite: RewritePlan
@@ -116,6 +117,7 @@ class Redaction:
     held_back: int
     scan_gets: int
     scan_bytes: int
+    scan_dollars: float | None
     cost: RewriteCost
     storage_dollars: float
 
@@ -171,7 +173,16 @@ def plan_redaction(scan: Scan, *, now_ms: int, prices: PriceTable = BUILT_IN) ->
     )
     grace_days = rules.delete_grace_ms / DAY_MS
     stored = sum(each.stored_bytes + each.indexes_bytes for each in matched)
-    scan_cost = scan_price(found, prices)
+    new_classes = {each.ulid: encoding_of_entry(each, found.settings).storage_class for each in matched}
+    clean = scan.clean
+    proved = [
+        replace(each, storage_class=new_classes.get(each.ulid, each.storage_class))
+        for each in found.scanned
+        if matched and each.ulid not in clean
+    ]
+    scanned = [*found.scanned, *proved]
+    scan_cost = scan_price(scanned, prices)
+    is_priced = all(each.storage_class is None or each.storage_class in prices.classes for each in scanned)
     return Redaction(
         rewrite=rewrite,
         view_parts=parts,
@@ -183,6 +194,7 @@ def plan_redaction(scan: Scan, *, now_ms: int, prices: PriceTable = BUILT_IN) ->
         held_back=len(entries) - len(due),
         scan_gets=scan_cost.gets,
         scan_bytes=scan_cost.read_bytes,
+        scan_dollars=scan_cost.dollars if is_priced else None,
         cost=cost,
         storage_dollars=monthly_storage(stored, prices.of(None)) * grace_days / DAYS_PER_MONTH,
     )
@@ -477,3 +489,13 @@ def holders_of(store: ObjectStore, plan: Redaction, *, committed_ms: int) -> lis
     detail = "not touched: segments on the manager's disk, until retention, tiered delete-records or compaction"
     found.append(("local disk", None, detail))
     return [Holder(name=name, holder=holder, until_ms=until_ms, detail=detail) for holder, until_ms, detail in found]
+
+
+def view_builds_of(found: Survey) -> list[Holder]:
+    """Return the builds of views in progress: what they read before the redaction, they may commit after it."""
+    detail = "run the same command with --verify when the build of the view {} has ended"
+    return [
+        Holder(name=found.name, holder="view build", until_ms=None, detail=detail.format(view.name))
+        for view in found.views
+        if view.state(found.epoch) is ViewState.RUNNING
+    ]

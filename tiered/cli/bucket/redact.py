@@ -12,7 +12,7 @@ import click
 from tiered.cli.bucket.rewrite import RewriteCommand, rewrite
 from tiered.cli.errors import Exit, worst
 from tiered.cli.job_command import Bucket
-from tiered.cli.options import GROUP, command, option
+from tiered.cli.options import GROUP, command, option, parse_partition
 from tiered.cli.progress import byte_progress
 from tiered.cli.records import rfc3339
 from tiered.cli.render import PartitionRow, PricedWork, Result, Struct, Work, number, text
@@ -52,8 +52,10 @@ class KeyFinding(Struct):
 class PlannedRedaction(PartitionRow):
     """`matched` segments have `records` of the keys. `view_parts` are to be rewritten too.
 
-    `unread` segments are damaged. `held_back` segments have tombstones of the keys above an unread one.
-    `storage_dollars` is the price of the old objects until they are deleted.
+    `unread` segments are damaged. `held_back` segments hide older records of the keys in an unread one.
+    `scan_dollars` is the price of both searches, null if the prices of a storage class are unknown: all segments once,
+    which is already paid, and for the proof again the unread segments and those with keys. `scan_gets` and `scan_bytes`
+    are its requests and bytes. `storage_dollars` is the price of the old objects until they are deleted.
     """
 
     segments: Annotated[int, number("SEGMENTS READ", format_count)]
@@ -67,6 +69,7 @@ class PlannedRedaction(PartitionRow):
     gets: Annotated[int, number("GET", format_count)]
     puts: Annotated[int, number("PUT", format_count)]
     dollars: Annotated[float, number("$", format_dollars)]
+    scan_dollars: Annotated[float | None, number("$ SEARCHES", format_dollars)]
     storage_dollars: Annotated[float, number("$ OLD OBJECTS", format_dollars)]
     held_back: int
     scan_gets: int
@@ -74,18 +77,25 @@ class PlannedRedaction(PartitionRow):
 
 
 class RedactPlanned(PricedWork):
-    """``tiered rewrite redact --dry-run``; `keys` is the number of different keys."""
+    """``tiered rewrite redact --dry-run``; `keys` is the number of different keys.
 
+    `scan_dollars` is the sum over the partitions, null if a price is unknown.
+    """
+
+    scan_dollars: float | None
     keys: int
     holders: list[RecordHolder]
     partitions: list[PlannedRedaction]
 
 
 class RedactedPartition(PartitionRow):
-    """`records` were found before, `remaining` are still readable there. Other fields as of `tiered rewrite`."""
+    """`records` were found before, `remaining` are still readable there; null if the proof left a segment `unread`.
+
+    Other fields as of `tiered rewrite`.
+    """
 
     records: Annotated[int, number("RECORDS", format_count)]
-    remaining: Annotated[int, number("REMAINING", format_count)]
+    remaining: Annotated[int | None, number("REMAINING", format_count)]
     rows_before: Annotated[int, number("SEGMENTS", format_count)]
     view_parts: Annotated[int, number("VIEW PARTS", format_count)]
     stored_before: Annotated[int, number("BYTES", format_bytes)]
@@ -215,22 +225,11 @@ def _redact(work: _Work, scans: Sequence[Scan]) -> int:
         return job.interrupted("continue with the same command and --resume")
     prices = session.prices()
     plans = [plan_redaction(each, now_ms=now_ms(), prices=prices) for each in scans]
-    dollars = sum(each.cost.dollars for each in plans)
     matched = sum(len(each.matched) for each in plans)
     if job.dry_run or not matched:
-        rows = [PlannedRedaction.of(each.name, each, each.cost, **_counts(each)) for each in plans]
-        holders = _holders([one for each in plans for one in holders_of(bucket.store, each, committed_ms=now_ms())])
-        job.print(
-            RedactPlanned(dry_run=job.dry_run, dollars=dollars, keys=work.keys.count, holders=holders, partitions=rows)
-        )
-        _say_holders(session, holders)
-        if not matched:
-            session.say("nothing to erase: no readable segment that was read has a record of the keys")
-            return _report_findings(session, _findings(scans))
-        session.say(f"${format_dollars(dollars)}; nothing changed")
-        return Exit.DONE
+        return _print_plans(work, scans, plans)
     records = sum(each.records for each in plans)
-    summary = f"{counted(records, 'record')} in {counted(matched, 'segment')}, for about ${format_dollars(dollars)}"
+    summary = f"{counted(records, 'record')} in {counted(matched, 'segment')}, for about {_price(plans)}"
     confirm(f"erase {summary}?", yes=job.yes, without=f"{summary} would be erased; add --yes")
     outcomes, failed = work.rewrite(plans)
     committed_ms = now_ms()
@@ -240,18 +239,17 @@ def _redact(work: _Work, scans: Sequence[Scan]) -> int:
     again = work.scan(work.surveys(), known, verb="searched again")
     if not all(each.is_whole for each in again):
         return job.interrupted("the records are erased, but not searched again: run the same command with --verify")
-    remaining = {each.survey.name: each.records for each in again}
+    proofs = {each.survey.name: each for each in again}
     rows_done = [
-        RedactedPartition.of(
-            plan.name, outcome, plan, remaining=remaining.get(plan.name, 0), view_parts=_view_parts(plan)
-        )
+        RedactedPartition.of(plan.name, outcome, plan, view_parts=_view_parts(plan), **_proved(proofs.get(plan.name)))
         for plan, outcome in zip(plans, outcomes, strict=True)
     ]
-    holders = _holders([one for each in plans for one in holders_of(bucket.store, each, committed_ms=committed_ms)])
+    held = [one for each in plans for one in holders_of(bucket.store, each, committed_ms=committed_ms)]
+    holders = [*_holders(held), *_view_builds(again)]
     findings = _findings(again)
     job.print(Redacted(dry_run=False, keys=work.keys.count, holders=holders, findings=findings, partitions=rows_done))
     _say_holders(session, holders)
-    code = max(failed, _report_findings(session, findings))
+    code = max(failed, _report_findings(work, findings))
     if any(outcome.given_up for outcome in outcomes):
         session.warn("another writer or job replaced some segments first; run the same command again")
         return max(code, Exit.CONFLICT)
@@ -259,6 +257,34 @@ def _redact(work: _Work, scans: Sequence[Scan]) -> int:
         session.warn("some segments are not rewritten; correct the errors, or wait for pending deletes, and run again")
         return max(code, Exit.FINDINGS)
     return code
+
+
+def _print_plans(work: _Work, scans: Sequence[Scan], plans: Sequence[Redaction]) -> Exit:
+    """Print the plans; the findings are the unread segments, and without a segment to rewrite those with keys too."""
+    from tiered.jobs.key_search import NOT_READ
+    from tiered.jobs.redacting import holders_of
+
+    session, job = work.session, work.job
+    found = [one for each in plans for one in holders_of(work.bucket.store, each, committed_ms=now_ms())]
+    holders = [*_holders(found), *_view_builds(scans)]
+    job.print(
+        RedactPlanned(
+            dry_run=job.dry_run,
+            dollars=sum(each.cost.dollars for each in plans),
+            scan_dollars=_scan_dollars(plans),
+            keys=work.keys.count,
+            holders=holders,
+            partitions=[PlannedRedaction.of(each.name, each, each.cost, **_counts(each)) for each in plans],
+        )
+    )
+    _say_holders(session, holders)
+    findings = _findings(scans)
+    if not any(each.matched for each in plans):
+        session.say(_why_nothing(plans))
+        return _report_findings(work, findings)
+    session.say(f"{_price(plans)}; nothing changed")
+    unread = [each for each in findings if each.code == NOT_READ.code]
+    return _report_findings(work, unread) if unread else Exit.DONE
 
 
 def _verify(work: _Work) -> int:
@@ -269,7 +295,8 @@ def _verify(work: _Work) -> int:
     findings = _findings(scans)
     size = sum(entry.stored_bytes + entry.indexes_bytes for entry in entries)
     work.job.print(KeysSearched(keys=work.keys.count, segments=len(entries), read_bytes=size, findings=findings))
-    return _report_findings(work.session, findings)
+    _say_holders(work.session, _view_builds(scans))
+    return _report_findings(work, findings)
 
 
 def _counts(plan: Redaction) -> dict[str, int]:
@@ -278,6 +305,32 @@ def _counts(plan: Redaction) -> dict[str, int]:
 
 def _view_parts(plan: Redaction) -> int:
     return sum(map(len, plan.view_parts.values()))
+
+
+def _proved(proof: Scan | None) -> dict[str, int | None]:
+    """Return the result of the proof; without a scan the partition was deleted, and no record of it is readable."""
+    if proof is None:
+        return {"remaining": 0, "unread": 0}
+    return {"remaining": None if proof.unread else proof.records, "unread": len(proof.unread)}
+
+
+def _scan_dollars(plans: Sequence[Redaction]) -> float | None:
+    known = [each.scan_dollars for each in plans if each.scan_dollars is not None]
+    return sum(known) if len(known) == len(plans) else None
+
+
+def _price(plans: Sequence[Redaction]) -> str:
+    dollars, scan_dollars = sum(each.cost.dollars for each in plans), _scan_dollars(plans)
+    searches = "an unknown price" if scan_dollars is None else f"${format_dollars(scan_dollars)}"
+    return f"${format_dollars(dollars)}, and {searches} for both searches, of which the first is paid"
+
+
+def _why_nothing(plans: Sequence[Redaction]) -> str:
+    if held_back := sum(each.held_back for each in plans):
+        return (
+            f"nothing to erase now: unread segments hold back {counted(held_back, 'segment')} with records of the keys"
+        )
+    return "nothing to erase: no readable segment that was read has a record of the keys"
 
 
 def _findings(scans: Sequence[Scan]) -> list[KeyFinding]:
@@ -294,16 +347,29 @@ def _findings(scans: Sequence[Scan]) -> list[KeyFinding]:
     ]
 
 
-def _report_findings(session: Session, findings: Sequence[KeyFinding]) -> Exit:
+def _report_findings(work: _Work, findings: Sequence[KeyFinding]) -> Exit:
     for each in findings:
         click.echo(f"! {each.object}: offsets {each.base_offset} to {each.next_offset - 1}: {each.what}", err=True)
     if not findings:
-        session.say("proved: no readable record in the bucket has one of the keys")
+        place = _searched_place(work.job.targets)
+        work.session.say(f"proved: no readable record in {place} has one of the keys")
     return Exit.FINDINGS if findings else Exit.DONE
+
+
+def _searched_place(targets: Sequence[str]) -> str:
+    if not targets:
+        return "the bucket"
+    return "these topics" if all(parse_partition(each)[1] is None for each in targets) else "these partitions"
 
 
 def _holders(found: Sequence[Holder]) -> list[RecordHolder]:
     return [RecordHolder.of(each.name, each) for each in found]
+
+
+def _view_builds(scans: Sequence[Scan]) -> list[RecordHolder]:
+    from tiered.jobs.redacting import view_builds_of
+
+    return _holders([one for each in scans for one in view_builds_of(each.survey)])
 
 
 def _say_holders(session: Session, holders: Sequence[RecordHolder]) -> None:

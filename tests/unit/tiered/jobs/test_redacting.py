@@ -28,9 +28,11 @@ from remote.gc.pins import pin_newest
 from remote.manifest.catalog import RemotePartitionName, list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import expire_segments
+from remote.manifest.view_changes import begin_view
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
+from remote.store.file_store import FileStore
 from remote.store.memory_store import MemoryStore
 from tiered.cli.main import invoke
 from tiered.jobs.job_bucket import OpenBucket
@@ -42,6 +44,7 @@ from tiered.jobs.redacting import (
     holders_of,
     plan_redaction,
     run_redaction,
+    view_builds_of,
 )
 from tiered.jobs.rewriting import plan_merge, run_rewrite
 from tiered.jobs.runner import Here
@@ -418,6 +421,25 @@ def test_the_finding_for_a_missing_encryption_key_names_the_key() -> None:
     assert finding.next_step == "correct the key ring, it needs the key a; then run again"
 
 
+def test_the_price_has_both_scans_and_is_unknown_for_an_unknown_storage_class() -> None:
+    world = small_segments(count=4)
+    (scan,) = _scans(world.store, KeyDigests.of([b"absent"]))
+    nothing = plan_redaction(scan, now_ms=NOW)
+    (plan,) = _plans(world.store)
+    assert nothing.scan_dollars is not None
+    assert nothing.scan_dollars > 0
+    assert plan.scan_dollars == pytest.approx(2 * nothing.scan_dollars), "the proof reads the segments with keys again"
+    assert (plan.scan_gets, plan.scan_bytes) == (2 * nothing.scan_gets, 2 * nothing.scan_bytes)
+
+    def priced(storage_class: str) -> float | None:
+        entries = tuple(replace(each, storage_class=storage_class) for each in scan.survey.entries)
+        return plan_redaction(replace(scan, survey=replace(scan.survey, entries=entries)), now_ms=NOW).scan_dollars
+
+    assert priced("STANDARD") == nothing.scan_dollars
+    assert (priced("GLACIER_IR") or 0) > nothing.scan_dollars
+    assert priced("OF-ANOTHER-VENDOR") is None
+
+
 def test_a_takeover_ends_the_redaction_and_a_second_run_finishes_it() -> None:
     world = small_segments()
     plans, before = _plans(world.store), records(world.store)
@@ -523,6 +545,18 @@ def test_holders_name_the_grace_period_pins_forks_and_the_local_disk() -> None:
     assert holders_of(world.store, replace(plan, rewrite=replace(plan.rewrite, groups=())), committed_ms=NOW) == []
 
 
+def test_a_view_build_in_progress_is_a_holder_until_another_writer_begins() -> None:
+    world = small_segments()
+    log = world.writer("t")
+    log.commit(begin_view("compacted", now_ms=NOW), NOW)
+    (holder,) = view_builds_of(survey(world.store, named("t")))
+    assert (holder.name, holder.holder, holder.until_ms) == (named("t"), "view build", None)
+    assert "the view compacted" in holder.detail
+    other = MetadataLog(world.store, named("t").prefix)
+    other.become_writer("next", NOW, topic="t", topic_id="B" * 22, partition=0)
+    assert view_builds_of(survey(world.store, named("t"))) == []
+
+
 # --- command ---------------------------------------------------------------------------------------------------------
 
 
@@ -603,21 +637,66 @@ def test_redact_command_refuses_an_invalid_key_file_in_one_line(
     assert "person" not in told
 
 
-# --- managers --------------------------------------------------------------------------------------------------------
+def _damage_first(tmp_path: Path) -> None:
+    path = sorted((tmp_path / "bucket").glob("t-*/0/data/*.log*"))[0]
+    path.write_bytes(b"\0" * path.stat().st_size)
 
 
-def test_writer_with_offline_appends_continues_after_a_redaction_of_its_last_batch() -> None:
-    world = World()
-    with world.open() as manager:
-        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-1"}, now_ms=NOW)
-        last = send(manager, 100)[-1]
-        manager.partitions.roll("t", now_ms=NOW)
-        settle(manager)
-    with world.open(store=SwitchableStore(world.store)) as manager:  # type: ignore[arg-type]
-        send(manager, 10, start=100)
-    assert last.key is not None
-    _redact(world.store, KeyDigests.of([last.key]))
-    with world.open() as manager:
-        assert manager.problems == {}
-        settle(manager)
-        assert manager.partitions.find(NAME).is_writer
+def _partitions(out: str) -> list[dict]:
+    return json.loads(out)["partitions"]
+
+
+def test_a_plan_and_a_proof_with_an_unread_segment_are_findings(
+    at: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _damage_first(tmp_path)
+    redact = [*at, "rewrite", "redact", "t", "--key-file", "keys", "-o", "json"]
+    assert invoke([*redact, "--dry-run"]) == 3
+    out, err = capfd.readouterr()
+    (planned,) = _partitions(out)
+    assert (planned["unread"], planned["matched"] > 0, planned["scan_dollars"] > 0) == (1, True, True)
+    assert json.loads(out)["scan_dollars"] == planned["scan_dollars"]
+    assert "was not read" in err
+    assert "proved" not in err
+    assert invoke(redact) == 2
+    assert "for both searches, of which the first is paid" in capfd.readouterr().err
+    assert invoke([*redact, "--yes"]) == 3
+    (done,) = _partitions(capfd.readouterr().out)
+    assert (done["remaining"], done["unread"]) == (None, 1)
+
+
+def test_a_plan_with_only_held_back_segments_states_the_reason(
+    at: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _damage_first(tmp_path)
+    redact = [*at, "-X", "cleanup.policy=compact", "rewrite", "redact", "t", "--key-file", "keys"]
+    assert invoke([*redact, "--yes"]) == 3
+    err = capfd.readouterr().err
+    assert "nothing to erase now: unread segments hold back" in err
+    assert "no readable segment" not in err
+
+
+@pytest.mark.parametrize(
+    ("targets", "place"), [([], "the bucket"), (["t"], "these topics"), (["t/0"], "these partitions")]
+)
+def test_the_proof_names_the_place_that_was_searched(
+    at: list[str], capfd: pytest.CaptureFixture[str], tmp_path: Path, targets: list[str], place: str
+) -> None:
+    (tmp_path / "keys").write_text("absent")
+    assert invoke([*at, "rewrite", "redact", *targets, "--key-file", "keys", "--verify"]) == 0
+    assert f"proved: no readable record in {place} has one of the keys" in capfd.readouterr().err
+
+
+def test_a_search_during_a_view_build_states_that_it_must_be_repeated(
+    at: list[str], capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "keys").write_text("absent")
+    store = FileStore(str(tmp_path / "bucket"))
+    (name,) = list_partitions(store)
+    log = MetadataLog(store, name.prefix)
+    log.join()
+    log.commit(begin_view("compacted", now_ms=NOW), NOW)
+    redact = [*at, "rewrite", "redact", "t", "--key-file", "keys"]
+    for words, code in (["--verify"], 0), (["--dry-run"], 0):
+        assert invoke([*redact, *words]) == code
+        assert "t/0: still held by the view build: run the same command with --verify" in capfd.readouterr().err
