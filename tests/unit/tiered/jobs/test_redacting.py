@@ -700,3 +700,23 @@ def test_a_search_during_a_view_build_states_that_it_must_be_repeated(
     for words, code in (["--verify"], 0), (["--dry-run"], 0):
         assert invoke([*redact, *words]) == code
         assert "t/0: still held by the view build: run the same command with --verify" in capfd.readouterr().err
+
+
+# --- managers --------------------------------------------------------------------------------------------------------
+
+
+def test_writer_with_offline_appends_continues_after_a_redaction_of_its_last_batch() -> None:
+    world = World()
+    with world.open() as manager:
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-1"}, now_ms=NOW)
+        last = send(manager, 100)[-1]
+        manager.partitions.roll("t", now_ms=NOW)
+        settle(manager)
+    with world.open(store=SwitchableStore(world.store)) as manager:  # type: ignore[arg-type]
+        send(manager, 10, start=100)
+    assert last.key is not None
+    _redact(world.store, KeyDigests.of([last.key]))
+    with world.open() as manager:
+        assert manager.problems == {}
+        settle(manager)
+        assert manager.partitions.find(NAME).is_writer
