@@ -150,7 +150,7 @@ class PartitionFigures:
 
     @cached_property
     def named_keys(self) -> frozenset[str]:
-        """The objects that a known entry of any state names, or an entry of a view in the manifest."""
+        """Return the names of all objects of known entries, in any state, and of the views in the manifest."""
         entries = (*self.remote, *(entry for view in self.views for entry in view.entries))
         return frozenset(key for entry in entries for key in (entry.data_key, entry.indexes_key))
 

@@ -181,7 +181,7 @@ def usage_of(
 
 
 def of_page(page: PageEntry, newest_class: str, indexes_share: float) -> StorageUsage:
-    """Return the objects of a page's entries; `newest_class`, `indexes_share`: for manifests without both."""
+    """Return the objects of a page's entries. A manifest without these facts is taken at the two last arguments."""
     rest = Stored(objects=page.segment_count, size_bytes=page.stored_bytes)
     data: dict[str, Stored] = {}
     for name, count, size in page.other_classes or ():

@@ -12,7 +12,7 @@ from tiered.partition.partition import Partition
 
 
 def open_transactions(held: Partition) -> list[ProducerEntry]:
-    """The producers with an open transaction by its first offset; the first holds back the stable offset."""
+    """Return the producers with an open transaction, in the order of its first offset."""
     found = [each for each in held.log.producers() if each.transaction_first_offset >= 0]
     return sorted(found, key=lambda each: each.transaction_first_offset)
 

@@ -38,7 +38,7 @@ _THREADS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reloaded:
-    """`topics` have changed settings, `failed` could not take them; `at_restart` wait for the next start."""
+    """`topics` have changed settings, `failed` could not apply them; `at_restart` apply at the next start."""
 
     topics: tuple[str, ...] = ()
     failed: Mapping[str, str]

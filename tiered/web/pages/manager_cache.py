@@ -175,7 +175,7 @@ class ManagerCache:
 
     @classmethod
     def of(cls, manager: LogManager) -> ManagerCache:
-        """Always use the given manager, which the caller owns."""
+        """Return a cache that always uses the given manager. The caller closes the manager."""
         cache = cls(manager.config, lambda: manager, lambda: 0)
         cache._held = _Held(manager, 0, is_ours=False)
         return cache
