@@ -153,7 +153,7 @@ def first_contradiction(local: LocalTier, history: Sequence[EpochRange]) -> int 
 
 
 def _proof(remote: RemoteTier) -> Coverage:
-    """Return the ranges in the bucket and the expired ranges below the log start. Above it, an expired range is a gap."""
+    """Return the ranges in the bucket and the expired ranges below the log start; above it they would be gaps."""
     held = [(each.base_offset, each.next_offset) for each in remote.entries if remote.counts]
     start = remote.log_start_offset
     expired = [(each.base_offset, min(each.next_offset, start)) for each in remote.expired if each.base_offset < start]

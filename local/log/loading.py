@@ -191,9 +191,7 @@ def _recover(place: _Place, found: _Found, at: int, recovery_point: int, *, may_
         trusted_to=recovery_point,
         may_begin_below=may_begin_below,
     )
-    for epoch, start in recovered.epochs:
-        if found.epochs.latest is None or epoch > found.epochs.latest:
-            found.epochs = found.epochs.assign(epoch, start)
+    found.epochs = _with(found.epochs, recovered)
     found.segments.append(place.segment(base))
     found.next_offset = found.known_ends[base] = recovered.next_offset
     return recovered.is_cut
@@ -289,3 +287,10 @@ def discard(segments: Sequence[Segment]) -> None:
 def _are_indexes_off(place: _Place, base: int) -> bool:
     found = [(place.facts(base, suffix), width) for suffix, width in index_files.ENTRY_BYTES.items()]
     return any(facts is None or facts.size_bytes % width for facts, width in found)
+
+
+def _with(epochs: LeaderEpochs, found: recovery.RecoveredSegment) -> LeaderEpochs:
+    for epoch, start in found.epochs:
+        if epochs.latest is None or epoch > epochs.latest:
+            epochs = epochs.assign(epoch, start)
+    return epochs

@@ -67,10 +67,10 @@ def _no_fsync_of_a_sealed_segment(patch: Patch) -> None:
 def _no_directory_fsync_when_a_segment_is_made(patch: Patch) -> None:
     real = Segment.create.__func__  # type: ignore[attr-defined]
 
-    def create(cls: type[Segment], disk: ModelDisk, directory: str, *rest: object, **more: object) -> Segment:
+    def create(cls: type[Segment], *rest: object, **more: object) -> Segment:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(ModelDisk, "sync_directory", lambda self, path: None)
-            made: Segment = real(cls, disk, directory, *rest, **more)
+            made: Segment = real(cls, *rest, **more)
         return made
 
     patch.setattr(Segment, "create", classmethod(create))

@@ -156,7 +156,8 @@ clock = lambda: now
     ),
     "rewrite-a-bucket": Page(
         setup="mkdir /tmp; printf '[profile new]\\naws_access_key_id = a\\naws_secret_access_key = b\\n' > /tmp/aws\n"
-        + _ON_S3,
+        + _ON_S3
+        + "printf 'k1\\nk2\\n' > keys\n",
         buckets=("logs", "elsewhere"),
         exports={"TIERED_KEYS": f"2026-b {'A' * 43}=", "AWS_CONFIG_FILE": "/tmp/aws"},
         preamble="""
