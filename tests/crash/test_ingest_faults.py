@@ -114,6 +114,7 @@ def test_an_ingest_with_another_job_between_two_calls_fails_or_has_every_record_
             assert [value for value in found if value.startswith(b"job/")] == of_job("job")  # type: ignore[union-attr]
 
 
+@pytest.mark.usefixtures("every_call")
 def test_an_abort_that_deletes_at_once_loses_objects_of_a_late_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule broken by hand: the commit's effect comes after the abort has deleted."""
 
