@@ -46,9 +46,7 @@ from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import KeyRing
 from remote.store import ObjectStore
 from tiered.jobs.job_bucket import Bucket
-from tiered.jobs.rewriting import (
-    RewriteCost,
-)
+from tiered.jobs.rewriting import RewriteCost
 from tiered.jobs.runner import Executor, Failures, StateFile, or_error, run_job
 from tiered.stores.object_encoding import SettingsOf, own_settings
 

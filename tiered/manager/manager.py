@@ -59,6 +59,7 @@ class LogManager(Readable):
     | `topics` | creates, changes, deletes and lists topics |
     | `partitions` | finds and acquires partitions; their problems |
     | `appender` | appends records; splits them by key |
+    | `maintenance` | does the background work; not of a read-only open |
     | `pauses` | pauses and resumes uploads |
     | `cleaning` | the cleaner and its last passes |
     | `directories`, `store` | the log directories; the metered store, None without one |
