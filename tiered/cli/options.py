@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, TypedDict, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypedDict, get_args, get_origin, get_type_hints
 
 import click
 
@@ -32,6 +32,9 @@ from tiered.cli.progress import MODES
 from tiered.cli.render import FORMATS, note_raw
 from tiered.cli.session import Session, complete_settings, complete_topics, parse_setting, store_options
 from tiered.config.units import parse_bytes, parse_duration
+
+if TYPE_CHECKING:
+    from tiered.read.bucket_reader import RemoteLog
 
 _CODES = "Exit codes: 0 done, 1 failed, 2 usage; all of them: tiered --help."
 # `remote.external.external_layout.WORDS`, whose import is slow
@@ -334,6 +337,16 @@ class Layout:
                 raise InvalidRequest("invalid --layout-key, it is not of the form id=file", text=repr(text))
             files[key_id] = path
         return LayoutWords(layout=self.layout, prefixes=self.prefixes or ("",), private_keys=files)
+
+    def open_bucket(
+        self, session: Session, url: str, options: dict[str, object], topic: str, topic_id: str | None
+    ) -> RemoteLog:
+        """Open a bucket to read `topic`, with its id if several topics have the name. Raises as `open_remote`."""
+        session.set_up_logging()
+        from tiered.read.bucket_reader import open_remote
+
+        topic_ids = {topic: topic_id} if topic_id is not None else {}
+        return open_remote(url, options, topic_ids=topic_ids, **self.words())
 
 
 OWN_LAYOUT = Layout(layout=LAYOUTS[0], prefixes=(), private_keys=())

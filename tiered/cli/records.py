@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import datetime
 import json
 import os
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from local.errors import InvalidRequest
 from local.format.record import Header, Record, StoredRecord
 from local.names import TopicPartition
 from tiered.cli.render import PartitionRow, Struct
+from tiered.config.units import rfc3339
 
 _TIMESTAMP_MS_MAX = 2**63 - 1
 _READ = ("key", "value", "timestamp", "headers")
@@ -103,15 +103,6 @@ class ConsumedRecord(PartitionRow, rename="camel"):
             value=_text(record.value),
             headers=[ConsumedHeader(name, _text(value)) for name, value in record.headers],
         )
-
-
-def rfc3339(timestamp_ms: int) -> str:
-    """Format as ``2026-11-20T12:00:00.000Z``; as a bare number outside the years of the calendar."""
-    try:
-        moment = datetime.datetime.fromtimestamp(timestamp_ms / 1000, datetime.UTC)
-    except (ValueError, OverflowError, OSError):
-        return str(timestamp_ms)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def line_reader(separator: str | None, is_empty_null: bool, clock: Callable[[], int]) -> ReadLine:

@@ -6,6 +6,7 @@ options need the unit. Sizes: ``512MiB`` and similar are powers of two, ``512MB`
 
 from __future__ import annotations
 
+import datetime
 import re
 
 from policies.formatting import counted, format_ms
@@ -20,6 +21,7 @@ __all__ = [
     "parse_bytes",
     "parse_duration",
     "parse_ms",
+    "rfc3339",
 ]
 
 _MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
@@ -104,3 +106,12 @@ def _whole(value: float) -> int | None:
 
 def _is_integer(text: str) -> bool:
     return re.fullmatch(r"-?[0-9]{1,19}", text) is not None
+
+
+def rfc3339(timestamp_ms: int) -> str:
+    """Format as ``2026-11-20T12:00:00.000Z``; as a bare number outside the years of the calendar."""
+    try:
+        moment = datetime.datetime.fromtimestamp(timestamp_ms / 1000, datetime.UTC)
+    except (ValueError, OverflowError, OSError):
+        return str(timestamp_ms)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-
-import numpy as np
+from functools import partial
 
 from local import kernels, names
 from local.errors import Corrupt, InvalidRequest, NotFound
-from local.format.compression import Codec, decompress_into, zstd_frame_header
+from local.format.compression import zstd_frame_header
 from local.format.crc32c import crc32c
 from local.names import LOG, OFFSET_INDEX, TopicPartition, parse_partition_directory, segment_file
 from local.records.batch_runs import BatchRuns
@@ -26,6 +25,7 @@ from remote.keys import (
     ENCRYPTED_SUFFIX,
     INDEXES_SUFFIX,
     ZSTD_SUFFIX,
+    full_key,
     parse_data_key,
     parse_manifest_key,
     parse_partition,
@@ -40,7 +40,7 @@ from remote.manifest.sealing import keyed
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import KeyRing, ObjectCipher
 from remote.segments.index_bundle import ChunkTable, decode_bundle
-from remote.segments.object_encoding import open_chunk, open_ring
+from remote.segments.object_encoding import inflated, open_chunk, open_ring
 from remote.store import ObjectStore
 from tiered.read.partition_source import PartitionSource, out_of_range
 
@@ -140,6 +140,10 @@ class FileSource:
         number = parse_partition(parts[at]) if at else None
         return TopicPartition(topic[0], number) if topic is not None and number is not None else None
 
+    def walks(self) -> Iterable[BatchRuns]:
+        """The batches of a segment."""
+        return [BatchRuns(self.read, self.size_bytes)]
+
     def read(self, start: int, length: int) -> bytes:
         """Read bytes ``[start, start + length)``, fewer at the end of the file."""
         if self._file is not None:
@@ -226,29 +230,20 @@ def split_object_url(url: str) -> tuple[str, str]:
     return f"{scheme}://{bucket}", key
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexPlace:
-    """A path or a url, and a section of the file; None: the whole file."""
-
-    target: str
-    section: str | None = None
+Index = tuple[str, str | None]  # a path or a url, and a section of the file; None: the whole file
 
 
-def index_of_segment(target: str) -> IndexPlace:
+def index_of_segment(target: str) -> Index:
     """Return the index of a ``.log`` on disk or in a bucket, or of an index itself. Raises InvalidRequest."""
-    suffix = next((each for each in _STORED if target.endswith(each)), None)
-    if suffix is not None and ("://" in target or suffix != LOG):
-        return IndexPlace(target=target.removesuffix(suffix) + INDEXES_SUFFIX, section=SECTION)
-    if suffix is not None:
-        return IndexPlace(target=target.removesuffix(LOG) + OFFSET_INDEX)
-    if target.endswith(INDEXES_SUFFIX):
-        return IndexPlace(target=target, section=SECTION)
-    if target.endswith(OFFSET_INDEX):
-        return IndexPlace(target=target)
-    raise InvalidRequest("cannot find an index, the file is not a segment", path=target)
+    suffix = next((each for each in (*_STORED, INDEXES_SUFFIX, OFFSET_INDEX) if target.endswith(each)), None)
+    if suffix is None:
+        raise InvalidRequest("cannot find an index, the file is not a segment", path=target)
+    stem = target.removesuffix(suffix)
+    is_plain = suffix == OFFSET_INDEX or (suffix == LOG and "://" not in target)
+    return (stem + OFFSET_INDEX, None) if is_plain else (stem + INDEXES_SUFFIX, SECTION)
 
 
-def index_of_offset(source: PartitionSource, url: str | None, offset: int | None) -> IndexPlace:
+def index_of_offset(source: PartitionSource, url: str | None, offset: int | None) -> Index:
     """Return the index of the segment with `offset` (None: the first segment), a local one if possible.
 
     `url` is the bucket's. Raises OffsetOutOfRange, Unavailable, and InvalidRequest for an external layout.
@@ -260,13 +255,11 @@ def index_of_offset(source: PartitionSource, url: str | None, offset: int | None
     if source.is_local(wanted) and source.log is not None:
         bases = [each.base_offset for each in source.log.segments()]
         base = max((each for each in bases if each <= wanted), default=bases[0])
-        return IndexPlace(target=join(source.log.directory, segment_file(base, OFFSET_INDEX)))
+        return join(source.log.directory, segment_file(base, OFFSET_INDEX)), None
     row, _ = source.entry_at(wanted)
     if row is None or source.remote is None or url is None or not row.indexes_key.endswith(INDEXES_SUFFIX):
         raise InvalidRequest("cannot find an index, the bucket has no separate index file", partition=source.partition)
-    prefix = "" if row.indexes_key.startswith("/") else source.remote.prefix
-    key = f"{prefix}{row.indexes_key.removeprefix('/')}"
-    return IndexPlace(target=f"{url.rstrip('/')}/{key}", section=SECTION)
+    return f"{url.rstrip('/')}/{full_key(source.remote.prefix, row.indexes_key)}", SECTION
 
 
 # Stored segments (``.log.zst``, ``.log.enc``, ``.log.zst.enc``) are opened by name, chunk by chunk. The chunk borders
@@ -290,6 +283,7 @@ class StoredSegment:
     """A stored segment. Iterate `walks` once; `damage` is the first chunk that did not open, or None."""
 
     def __init__(self, source: FileSource, chunks: Iterator[_Chunk]) -> None:
+        self.partition = source.partition
         self._source = source
         self._chunks = chunks
         self._next_offset = source.base_offset
@@ -301,34 +295,27 @@ class StoredSegment:
         try:
             for chunk in self._chunks:
                 stored_end = chunk.stored_start + chunk.stored_length
-                body = self._opened(chunk)
-                if body is not None:
-                    yield BatchRuns(_ranges_of(body, chunk.start), chunk.start + len(body), start=chunk.start)
-                    self._advance(body)
+                try:
+                    stored = self._source.read(chunk.stored_start, chunk.stored_length)
+                    if len(stored) != chunk.stored_length:
+                        raise Corrupt("the object ends before the range", found_bytes=len(stored))
+                    body = chunk.open(stored)
+                except Corrupt as error:
+                    self._note(error, chunk.stored_start, chunk.stored_length)
+                    continue
+                read = partial(_range_of, memoryview(body), chunk.start)
+                yield BatchRuns(read, chunk.start + len(body), start=chunk.start)
+                with suppress(Corrupt):
+                    table = kernels.scan_batches(body, verify=False)
+                    self._next_offset = int(table.last_offsets[-1]) + 1 if len(table) else self._next_offset
         except Corrupt as error:  # damage of the frames themselves
             self._note(error, stored_end, self._source.size_bytes - stored_end)
-
-    def _opened(self, chunk: _Chunk) -> bytes | None:
-        stored = b""
-        try:
-            stored = self._source.read(chunk.stored_start, chunk.stored_length)
-            if len(stored) != chunk.stored_length:
-                raise Corrupt("the object ends before the range", found_bytes=len(stored))
-            return chunk.open(stored)
-        except Corrupt as error:
-            self._note(error, chunk.stored_start, chunk.stored_length)
-            return None
 
     def _note(self, error: Corrupt, start: int, length: int) -> None:
         if self.damage is None:
             facts = {"object": self._source.place, "start": start, "length": length, "from_offset": self._next_offset}
             more = {name: value for name, value in error.facts.items() if name not in facts}
             self.damage = Corrupt(f"cannot dump a stored segment: {error.attempt}", **facts, **more)
-
-    def _advance(self, body: bytes) -> None:
-        with suppress(Corrupt):
-            table = kernels.scan_batches(body, verify=False)
-            self._next_offset = int(table.last_offsets[-1]) + 1 if len(table) else self._next_offset
 
 
 def is_encrypted(path: str) -> bool:
@@ -382,11 +369,11 @@ def _by_frames(source: FileSource) -> Iterator[_Chunk]:
             raise Corrupt(attempt, content_bytes=content_bytes, limit=FRAME_BYTES_MAX)
 
         def opened(stored: bytes, content_bytes: int = content_bytes) -> bytes:
-            out = np.empty(content_bytes, np.uint8).data
-            size = decompress_into(Codec.ZSTD, memoryview(stored), out)
-            if size != content_bytes:
-                raise Corrupt("a zstd frame is shorter than declared", expected_bytes=content_bytes, found_bytes=size)
-            return bytes(out)
+            body = inflated(memoryview(stored), content_bytes)
+            if len(body) != content_bytes:
+                facts = {"expected_bytes": content_bytes, "found_bytes": len(body)}
+                raise Corrupt("a zstd frame is shorter than declared", **facts)
+            return bytes(body)
 
         yield _Chunk(stored_start, length, start, opened)
         start += content_bytes
@@ -436,9 +423,8 @@ def _named(store: ObjectStore, prefix: str, manifest: Manifest, key: str) -> Seg
     return next((row for row in rows if row.data_key == key), None)
 
 
-def _ranges_of(body: bytes, start: int) -> Callable[[int, int], memoryview]:
-    view = memoryview(body)
-    return lambda at, length: view[at - start : at - start + length]
+def _range_of(body: memoryview, start: int, at: int, length: int) -> memoryview:
+    return body[at - start : at - start + length]
 
 
 def frames(read: Callable[[int, int], bytes], size_bytes: int) -> Iterator[tuple[int, int, int]]:

@@ -1,256 +1,230 @@
-"""Content of a segment, damaged or not, as typed rows or byte by byte: the library of ``tiered dump``.
+"""Content of a segment, damaged or not, as typed rows: the library of ``tiered dump``.
 
-Memory is one run of batches. Unreadable content is reported at the end (`problem`), after all readable rows. A batch
-with a wrong checksum has `isvalid` false and is not decoded; the rows after it follow.
+Rows have the names and the order of Kafka's `DumpLogSegments`. Memory is one run of batches. Unreadable content is
+reported at the end (`LogDump.problem`), after all readable rows. A batch with a wrong checksum has `isvalid` false and
+is not decoded; the rows after it follow.
+
+A decoder of keys, values and headers never loses bytes. Bytes that it cannot read (no UTF-8, a number of another width,
+invalid JSON) become ``{"base64": "..."}``, which `tiered append --jsonl` accepts. The caller handles null.
 """
 
 from __future__ import annotations
 
-import datetime
+import base64
+import binascii
+import math
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from local import kernels
-from local.errors import Corrupt
-from local.format import legacy
-from local.format.batch_header import (
-    CODEC_BITS,
-    CONTROL,
-    CRC_START,
-    DELETE_HORIZON,
-    HEADER_BYTES,
-    LOG_APPEND_TIME,
-    MAGIC,
-    TRANSACTIONAL,
-)
+from local.errors import Corrupt, InvalidRequest
+from local.format.batch_header import CODEC_BITS
 from local.format.columns import BatchTable, Columns
-from local.format.compression import INFLATED_BYTES_MAX, Codec, decompress
-from local.format.crc32c import crc32c
-from local.format.record import read_varint, read_varlong
+from local.format.compression import Codec
 from local.names import TopicPartition
-from local.records.batch_runs import BatchRuns, Run
-from tiered.inspect.dump_rows import (
-    BatchRow,
-    Decoder,
-    DecodeRecord,
-    RecordRow,
-    as_text,
-    batch_row,
-    record_rows,
-    utf8,
-)
+from local.records.batch_runs import DISORDER, BatchRuns, Run
 from tiered.inspect.dump_sources import FileSource, StoredSegment
+from tiered.inspect.hex_fields import HexField, batch_fields
 
 NOWHERE = TopicPartition("-", 0)
 PAIRS_MAX = 10
-Say = Callable[[int], str]
-
-
-@dataclass(frozen=True, slots=True)
-class HexField:
-    """A field: `data` at byte `at` of the file or, if `is_inflated`, of the decompressed records.
-
-    `depth` is 0 for a field of a batch, 1 of a record, 2 of a record's header.
-    """
-
-    at: int
-    data: bytes
-    name: str
-    value: str
-    depth: int = 0
-    is_inflated: bool = False
-
-
-def batch_fields(batch: memoryview, position: int, *, with_records: bool = True) -> Iterator[HexField]:
-    """Yield the fields of one whole batch, of any format; a field ``damaged`` has the rest before Corrupt."""
-    cursor = _Cursor(batch, 0, len(batch), position)
-    if batch[legacy.MAGIC_AT] != MAGIC:
-        yield from _to_its_end(cursor, _legacy_fields(cursor, batch))
-        return
-    found = {}
-    for name, size, say in _HEADER:
-        field = cursor.take(name, size, partial(say, batch) if say is _crc else say)
-        found[name] = int.from_bytes(field.data, "big", signed=True)
-        yield field
-    if with_records:
-        yield from _record_section(batch, found, position)
-
-
-class _Cursor:
-    """Reads field after field of some bytes, from `at` to `end`; `shift` is added to positions."""
-
-    def __init__(self, data: memoryview, at: int, end: int, shift: int, *, is_inflated: bool = False) -> None:
-        self._data, self.at, self._end, self._shift = data, at, end, shift
-        self._is_inflated = is_inflated
-
-    @property
-    def remaining(self) -> int:
-        return self._end - self.at
-
-    def bytes(self, name: str, size: int, depth: int, value: str | None = None) -> HexField:
-        """Read the next `size` bytes. Raises Corrupt if there are fewer, or `size` is below zero."""
-        if not 0 <= size <= self.remaining:
-            raise Corrupt(f"cannot read a batch, {name} exceeds its end", at=self._shift + self.at, bytes=size)
-        data = bytes(self._data[self.at : self.at + size])
-        field = HexField(
-            self._shift + self.at, data, name, text_of(data) if value is None else value, depth, self._is_inflated
-        )
-        self.at += size
-        return field
-
-    def take(self, name: str, size: int, say: Say = str, depth: int = 0) -> HexField:
-        field = self.bytes(name, size, depth, "")
-        return HexField(
-            field.at, field.data, name, say(int.from_bytes(field.data, "big", signed=True)), depth, self._is_inflated
-        )
-
-    def varint(self, name: str, depth: int, say: Say = str, *, is_long: bool = False) -> tuple[HexField, int]:
-        """Read the next varint; return its field and the number. Raises Corrupt."""
-        number, end = (read_varlong if is_long else read_varint)(self._data, self.at, self._end)
-        return self.bytes(name, end - self.at, depth, say(number)), number
-
-    def rest(self) -> HexField:
-        return self.bytes("damaged", self.remaining, 0)
-
-
-def _record_section(batch: memoryview, header: dict[str, int], position: int) -> Iterator[HexField]:
-    codec = header["attributes"] & CODEC_BITS
-    cursor = _Cursor(batch, HEADER_BYTES, len(batch), position)
-    if codec:
-        section = batch[HEADER_BYTES:]
-        name = Codec(codec).name.lower() if codec <= Codec.ZSTD else f"unknown codec {codec}"
-        yield cursor.bytes("records", len(section), 0, f"{name}, {len(section)} bytes")
-        if codec > Codec.ZSTD:
-            raise Corrupt("cannot read a batch, the codec is unknown", at=position, codec=codec)
-        inflated = decompress(Codec(codec), section, INFLATED_BYTES_MAX)
-        cursor = _Cursor(inflated, 0, len(inflated), 0, is_inflated=True)
-    yield from _to_its_end(cursor, (field for _ in range(header["recordsCount"]) for field in _record(cursor, header)))
-
-
-def _to_its_end(cursor: _Cursor, fields: Iterator[HexField]) -> Iterator[HexField]:
-    """Yield the fields, then the bytes left, also after damage, as one field. Raises Corrupt if any are."""
-    try:
-        yield from fields
-        if cursor.remaining:
-            raise Corrupt("cannot read a batch, bytes follow its last field", bytes=cursor.remaining)
-    except Corrupt:
-        if cursor.remaining:
-            yield cursor.rest()
-        raise
-
-
-def _record(cursor: _Cursor, header: dict[str, int]) -> Iterator[HexField]:
-    base_ms, base_offset = header["baseTimestamp"], header["baseOffset"]
-    field, length = cursor.varint("length", 1)
-    yield field
-    if not 0 <= length <= cursor.remaining:
-        raise Corrupt("cannot read a record, its length exceeds its batch", at=field.at, length=length)
-    end = cursor.at + length
-    yield cursor.take("attributes", 1, depth=1)
-    yield cursor.varint("timestampDelta", 1, lambda delta: f"{delta}: {_time(base_ms + delta)}", is_long=True)[0]
-    yield cursor.varint("offsetDelta", 1, lambda delta: f"{delta}: offset {base_offset + delta}")[0]
-    yield from _sized(cursor, "keyLength", "key", 1)
-    yield from _sized(cursor, "valueLength", "value", 1)
-    field, count = cursor.varint("headersCount", 1)
-    yield field
-    if count < 0:
-        raise Corrupt("cannot read a record, its header count is negative", at=field.at, count=count)
-    for _ in range(count):
-        yield from _sized(cursor, "headerKeyLength", "headerKey", 2)
-        yield from _sized(cursor, "headerValueLength", "headerValue", 2)
-    if cursor.at != end:
-        raise Corrupt(
-            "cannot read a record, it does not end at its declared length", at=field.at, bytes=end - cursor.at
-        )
-
-
-def _sized(cursor: _Cursor, length_name: str, name: str, depth: int) -> Iterator[HexField]:
-    field, size = cursor.varint(length_name, depth, _or_null)
-    yield field
-    if size > 0:
-        yield cursor.bytes(name, size, depth)
-
-
-def _legacy_fields(cursor: _Cursor, batch: memoryview) -> Iterator[HexField]:
-    yield cursor.take("offset", 8)
-    yield cursor.take("messageSize", 4)
-    yield cursor.take("crc", 4, lambda crc: _checked(crc, legacy.crc_of(batch)))
-    magic = batch[legacy.MAGIC_AT]
-    yield cursor.take("magic", 1)
-    yield cursor.take("attributes", 1, _attributes)
-    if magic:
-        yield cursor.take("timestamp", 8, lambda at: f"{at}: {_time(at)}")
-    for name in ("key", "value"):
-        field = cursor.take(f"{name}Length", 4, _or_null)
-        yield field
-        size = int.from_bytes(field.data, "big", signed=True)
-        if size > 0:
-            yield cursor.bytes(name, size, 0)
-
-
-def text_of(data: bytes) -> str:
-    """Return printable ASCII unchanged, a dot for every other byte."""
-    return "".join(chr(byte) if 32 <= byte < 127 else "." for byte in data)
-
-
-def _or_null(size: int) -> str:
-    return f"{size}: null" if size == -1 else str(size)
-
-
-def _time(timestamp_ms: int) -> str:
-    try:
-        moment = datetime.datetime.fromtimestamp(timestamp_ms / 1000, datetime.UTC)
-    except (ValueError, OverflowError, OSError):
-        return str(timestamp_ms)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _stamp(timestamp_ms: int) -> str:
-    return f"{timestamp_ms}: {_time(timestamp_ms)}" if timestamp_ms >= 0 else f"{timestamp_ms}: none"
-
-
-def _attributes(flags: int) -> str:
-    codec = flags & CODEC_BITS
-    words = [Codec(codec).name.lower() if codec <= Codec.ZSTD else f"unknown codec {codec}"]
-    words.append("LogAppendTime" if flags & LOG_APPEND_TIME else "CreateTime")
-    named = ((TRANSACTIONAL, "isTransactional"), (CONTROL, "isControl"), (DELETE_HORIZON, "hasDeleteHorizonMs"))
-    words += [name for bit, name in named if flags & bit]
-    return f"{flags}: {' '.join(words)}"
-
-
-def _crc(batch: memoryview, found: int) -> str:
-    return _checked(found, crc32c(batch[CRC_START:]))
-
-
-def _checked(found: int, computed: int) -> str:
-    says = found & 0xFFFFFFFF
-    return f"{says}: valid" if says == computed else f"{says}: wrong, computed {computed}"
-
-
-_HEADER: tuple[tuple[str, int, Callable[..., str]], ...] = (
-    ("baseOffset", 8, str),
-    ("batchLength", 4, str),
-    ("partitionLeaderEpoch", 4, str),
-    ("magic", 1, str),
-    ("crc", 4, _crc),
-    ("attributes", 2, _attributes),
-    ("lastOffsetDelta", 4, str),
-    ("baseTimestamp", 8, _stamp),
-    ("maxTimestamp", 8, _stamp),
-    ("producerId", 8, str),
-    ("producerEpoch", 2, str),
-    ("baseSequence", 4, str),
-    ("recordsCount", 4, str),
+SEQUENCE_MAX = 2**31 - 1
+_CONTROL_TYPES = (
+    "ABORT",
+    "COMMIT",
+    "LEADER_CHANGE",
+    "SNAPSHOT_HEADER",
+    "SNAPSHOT_FOOTER",
+    "KRAFT_VERSION",
+    "KRAFT_VOTERS",
 )
 
+Decoder = Callable[[bytes], object]  # returns a value that msgspec can write as JSON
+DecodeRecord = Callable[[bytes | None, bytes | None], tuple[object, object]]  # of key and value
 
-assert sum(size for _, size, _ in _HEADER) == HEADER_BYTES == struct.calcsize(">qiibIhiqqqhii")
+
+def utf8(data: bytes) -> object:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return undecoded(data)
+
+
+def undecoded(data: bytes) -> dict[str, str]:
+    """Return the form of bytes that a decoder cannot read."""
+    return {"base64": base64.b64encode(data).decode()}
+
+
+def _json(data: bytes) -> object:
+    try:
+        return msgspec.json.decode(data)  # encoded again, because the original may have line breaks
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return undecoded(data)
+
+
+def _number(form: str) -> Decoder:
+    packed = struct.Struct(form)
+
+    def decode(data: bytes) -> object:
+        number = packed.unpack(data)[0] if len(data) == packed.size else math.inf
+        return number if math.isfinite(number) else undecoded(data)  # JSON has no infinity
+
+    return decode
+
+
+# Kafka's own decoders and serializers by their plain names; numbers are big-endian.
+DECODERS: dict[str, Decoder] = {
+    "utf8": utf8,
+    "base64": lambda data: base64.b64encode(data).decode(),
+    "hex": bytes.hex,
+    "json": _json,
+    "short": _number(">h"),
+    "integer": _number(">i"),
+    "long": _number(">q"),
+    "float": _number(">f"),
+    "double": _number(">d"),
+}
+ENCODINGS = ("utf8", "base64", "hex")
+
+
+def encode(text: str, encoding: str) -> bytes:
+    """Encode `text` by one of ENCODINGS. Raises InvalidRequest."""
+    try:
+        if encoding == "hex":
+            return bytes.fromhex(text)
+        if encoding == "base64":
+            return base64.b64decode(text, validate=True)
+        return text.encode("utf-8", "surrogateescape")
+    except (ValueError, binascii.Error):
+        raise InvalidRequest(
+            "cannot decode the key, it is not in this encoding", text=repr(text), encoding=encoding
+        ) from None
+
+
+class BatchRow(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """One batch. `position` is None if the bytes come from more than one file."""
+
+    base_offset: int
+    last_offset: int
+    count: int
+    base_sequence: int
+    last_sequence: int
+    producer_id: int
+    producer_epoch: int
+    partition_leader_epoch: int
+    is_transactional: bool
+    is_control: bool
+    delete_horizon_ms: int | None
+    position: int | None
+    timestamp_type: str
+    max_timestamp: int
+    size: int
+    magic: int
+    compresscodec: str
+    crc: int
+    isvalid: bool
+
+
+class HeaderRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One header of a record; `value` is the value decoder's result."""
+
+    key: str
+    value: Any
+
+
+class ControlRow(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """Content of a control record. `coordinator_epoch` is None if it does not end a transaction."""
+
+    type: str
+    coordinator_epoch: int | None
+
+
+class RecordRow(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """One record. Sizes are -1 for null; `control` is None for a user's record."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    timestamp_type: int
+    key: Any
+    value: Any
+    headers: list[HeaderRow]
+    key_size: int
+    value_size: int
+    sequence: int
+    batch: BatchRow
+    control: ControlRow | None
+
+
+def decode_with(key: Decoder, value: Decoder) -> DecodeRecord:
+    """Return a decoder of key and value separately; null stays null."""
+
+    def decode(raw_key: bytes | None, raw_value: bytes | None) -> tuple[object, object]:
+        return None if raw_key is None else key(raw_key), None if raw_value is None else value(raw_value)
+
+    return decode
+
+
+as_text = decode_with(utf8, utf8)
+
+
+def decode_coordinator(read: DecodeRecord) -> DecodeRecord:
+    """Return a decoder by `local.records.coordinator_records`, of other records as text."""
+
+    def decode(key: bytes | None, value: bytes | None) -> tuple[object, object]:
+        try:
+            return read(key, value)
+        except Corrupt:
+            return as_text(key, value)
+
+    return decode
+
+
+def sequence_of(base_sequence: int, delta: int) -> int:
+    """Return a record's sequence number; -1 without a producer. After 2^31-1 comes 0."""
+    return -1 if base_sequence < 0 else (base_sequence + delta) % (SEQUENCE_MAX + 1)
+
+
+def _batch_row(table: BatchTable, row: int, position: int | None, *, is_valid: bool = True) -> BatchRow:
+    """Return a batch of a table that begins at `position` of a file; None: without positions."""
+    header = table.row(row)
+    codec = header.attributes & CODEC_BITS
+    return BatchRow(
+        base_offset=header.base_offset,
+        last_offset=header.last_offset,
+        count=header.record_count,
+        base_sequence=header.base_sequence,
+        last_sequence=sequence_of(header.base_sequence, header.last_offset_delta),
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        partition_leader_epoch=header.leader_epoch,
+        is_transactional=header.is_transactional,
+        is_control=header.is_control,
+        delete_horizon_ms=header.base_timestamp_ms if header.has_delete_horizon else None,
+        position=None if position is None else position + int(table.positions[row]),
+        timestamp_type="LogAppendTime" if header.timestamp_type else "CreateTime",
+        max_timestamp=header.max_timestamp_ms,
+        size=header.size_bytes,
+        magic=header.magic,
+        compresscodec=Codec(codec).name.lower() if codec <= Codec.ZSTD else f"unknown({codec})",
+        crc=header.crc,
+        isvalid=is_valid,
+    )
+
+
+def _control(key: bytes | None, value: bytes | None) -> ControlRow:
+    kind = int.from_bytes(key[2:4], "big", signed=True) if key is not None and len(key) >= 4 else -1
+    name = _CONTROL_TYPES[kind] if 0 <= kind < len(_CONTROL_TYPES) else f"UNKNOWN({kind})"
+    is_marker = kind in (0, 1) and value is not None and len(value) >= 6
+    return ControlRow(name, int.from_bytes(value[2:6], "big", signed=True) if is_marker and value else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,29 +245,47 @@ class Filter:
 
     def batches(self, table: BatchTable) -> NDArray[np.bool_]:
         """Return a mask of the batches that may have a matching record, by their headers."""
-        mask = np.ones(len(table), np.bool_)
-        if self.from_offset is not None:
-            mask &= table.last_offsets >= self.from_offset
-        if self.to_offset is not None:
-            mask &= table.base_offsets < self.to_offset
-        if self.since_ms is not None:
-            mask &= table.max_timestamps >= self.since_ms
-        return mask
+        in_range = _within(table.last_offsets, self.from_offset, None) & _within(
+            table.base_offsets, None, self.to_offset
+        )
+        return in_range & _within(table.max_timestamps, self.since_ms, None)
 
     def records(self, columns: Columns) -> NDArray[np.bool_]:
-        mask = np.ones(len(columns), np.bool_)
-        if self.from_offset is not None:
-            mask &= columns.offsets >= self.from_offset
-        if self.to_offset is not None:
-            mask &= columns.offsets < self.to_offset
-        if self.since_ms is not None:
-            mask &= columns.timestamps >= self.since_ms
-        if self.until_ms is not None:
-            mask &= columns.timestamps < self.until_ms
+        mask = _within(columns.offsets, self.from_offset, self.to_offset)
+        mask &= _within(columns.timestamps, self.since_ms, self.until_ms)
         return mask if self.key is None else mask & _has_key(columns, mask, self.key, self.is_key_prefix)
 
 
+def _within(values: NDArray[np.int64], start: int | None, end: int | None) -> NDArray[np.bool_]:
+    mask = np.ones(len(values), np.bool_)
+    if start is not None:
+        mask &= values >= start
+    if end is not None:
+        mask &= values < end
+    return mask
+
+
 EVERYTHING = Filter()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoders:
+    """How records are shown: keys with values, and the values of headers."""
+
+    record: DecodeRecord = as_text
+    header: Decoder = utf8
+
+
+class _Step(NamedTuple):
+    """Batches to show of a run: `rows` of its table.
+
+    `columns` has their matching records, `counts` the number for each row; None if they are not decoded, or damaged.
+    """
+
+    run: Run
+    rows: list[int]
+    columns: Columns | None = None
+    counts: list[int] | None = None
 
 
 class LogDump:
@@ -309,6 +301,7 @@ class LogDump:
         walks: Iterable[BatchRuns],
         partition: TopicPartition | None = None,
         selection: Filter = EVERYTHING,
+        decoders: Decoders | None = None,
         *,
         with_position: bool = True,
     ) -> None:
@@ -320,87 +313,77 @@ class LogDump:
         self.invalid_bytes = 0
         self.gaps = 0
         self.first_gaps: list[tuple[int, int]] = []
-        self._walks = walks
-        self._selection = selection
+        self._walks, self._selection, self._decoders = walks, selection, decoders or Decoders()
         self._with_position = with_position
         self._last_offset: int | None = None
 
     @classmethod
-    def of_file(cls, source: FileSource, selection: Filter = EVERYTHING) -> LogDump:
-        """Dump a segment; positions are bytes of the file."""
-        return cls([BatchRuns(source.read, source.size_bytes)], source.partition, selection)
-
-    @classmethod
-    def of_stored(cls, stored: StoredSegment, source: FileSource, selection: Filter = EVERYTHING) -> LogDump:
-        """Dump a compressed or encrypted segment; positions are bytes of the segment, not of the object."""
-        return cls(stored.walks(), source.partition, selection)
+    def of_file(
+        cls, source: FileSource | StoredSegment, selection: Filter = EVERYTHING, decoders: Decoders | None = None
+    ) -> LogDump:
+        """Dump a segment; positions are bytes of the segment, which for a compressed object are not of the object."""
+        return cls(source.walks(), source.partition, selection, decoders)
 
     @classmethod
     def of_batches(
-        cls, runs: Iterable[memoryview], partition: TopicPartition, selection: Filter = EVERYTHING
+        cls, runs: Iterable[memoryview], partition: TopicPartition, selection: Filter, decoders: Decoders
     ) -> LogDump:
         """Dump whole batches, such as `TieredReader.batches` yields, without positions."""
         walks = (BatchRuns(lambda start, length, run=run: run[start : start + length], len(run)) for run in runs)  # type: ignore[misc]
-        return cls(walks, partition, selection, with_position=False)
+        return cls(walks, partition, selection, decoders, with_position=False)
 
     def batches(self) -> Iterator[BatchRow]:
-        for run in self._walk():
-            yield from self._rows(run, self._mask(run))
+        for step in self._steps(decodes=self._selection.needs_records):
+            yield from (self._row(step.run, row) for row in step.rows)
 
     def hex_batches(self, *, with_records: bool = True) -> Iterator[tuple[BatchRow, Iterator[HexField]]]:
         """Yield each batch and its bytes, field by field, up to a damage, which `problem` describes."""
-        for run in self._walk():
-            for row in np.flatnonzero(self._mask(run)).tolist():
-                at, size = int(run.table.positions[row]), int(run.table.sizes[row])
-                fields = self._fields(run, run.data[at : at + size], at, with_records=with_records)
-                yield self._row(run, row), fields
+        for step in self._steps(decodes=self._selection.needs_records):
+            yield from ((self._row(step.run, row), self._fields(step.run, row, with_records)) for row in step.rows)
 
-    def records(
-        self, decode: DecodeRecord | None = None, *, headers: Decoder = utf8, with_control: bool = True
-    ) -> Iterator[RecordRow]:
+    def records(self, *, with_control: bool = True) -> Iterator[RecordRow]:
         """Yield every matching record."""
-        for run in self._walk():
-            if run.is_readable and self._selection.batches(run.table).any():
-                for _, columns in self._steps(run, with_control=with_control):
-                    if columns is not None:
-                        yield from self._rows_of(run, self._matching(columns), decode, headers)
+        for step in self._steps(decodes=True, with_control=with_control):
+            yield from self._records(step)
 
-    def batches_and_records(
-        self, decode: DecodeRecord | None = None, *, headers: Decoder = utf8
-    ) -> Iterator[BatchRow | RecordRow]:
+    def batches_and_records(self) -> Iterator[BatchRow | RecordRow]:
         """Yield each batch and then its matching records, as Kafka's deep iteration prints them."""
-        for run in self._walk():
+        for step in self._steps(decodes=True):
+            records = self._records(step)
+            for row, count in zip(step.rows, step.counts or [0] * len(step.rows), strict=True):
+                yield self._row(step.run, row)
+                yield from islice(records, count)
+
+    def _steps(self, *, decodes: bool, with_control: bool = True) -> Iterator[_Step]:
+        for run in self._runs():
             mask = self._selection.batches(run.table)
-            if not run.is_readable or not mask.any():
-                yield from self._rows(run, mask)
+            if not decodes or not run.is_readable or not mask.any():
+                yield _Step(run, np.flatnonzero(mask).tolist())
                 continue
-            for first, columns in self._steps(run, with_control=True):
+            for first, columns in self._decoded(run, with_control=with_control):
                 if columns is None:
-                    if mask[first]:
-                        yield self._row(run, first)
+                    yield _Step(run, [first] if mask[first] else [])
                     continue
                 matching = self._matching(columns)
-                counts = np.bincount(matching.batch_ordinals, minlength=len(columns.table)).tolist()
-                rows = self._rows_of(run, matching, decode, headers)
-                for row, count in enumerate(counts, start=first):
-                    if count or (mask[row] and not self._selection.needs_records):
-                        yield self._row(run, row)
-                        yield from islice(rows, count)
+                counts = np.bincount(matching.batch_ordinals, minlength=len(columns.table))
+                may_match = mask[first : first + len(counts)] & (not self._selection.needs_records)
+                shown = np.flatnonzero((counts > 0) | may_match)
+                yield _Step(run, (first + shown).tolist(), matching, counts[shown].tolist())
 
     def _row(self, run: Run, row: int) -> BatchRow:
-        return batch_row(run, row, with_position=self._with_position)
+        is_valid = run.damage in (None, DISORDER)
+        return _batch_row(run.table, row, run.position if self._with_position else None, is_valid=is_valid)
 
-    def _rows(self, run: Run, mask: NDArray[np.bool_]) -> Iterator[BatchRow]:
-        return (self._row(run, row) for row in np.flatnonzero(mask).tolist())
-
-    def _fields(self, run: Run, batch: memoryview, at: int, *, with_records: bool) -> Iterator[HexField]:
+    def _fields(self, run: Run, row: int, with_records: bool) -> Iterator[HexField]:
+        at, size = int(run.table.positions[row]), int(run.table.sizes[row])
         position = run.position + at
         try:
+            batch = run.data[at : at + size]
             yield from batch_fields(batch, position if self._with_position else 0, with_records=with_records)
         except Corrupt as error:
             self._note(error.attempt, position)
 
-    def _walk(self) -> Iterator[Run]:
+    def _runs(self) -> Iterator[Run]:
         for walk in self._walks:
             for run in walk:
                 if run.damage is not None:
@@ -412,18 +395,7 @@ class LogDump:
                 self._note(walk.problem, walk.position)
                 return
 
-    def _mask(self, run: Run) -> NDArray[np.bool_]:
-        """Return a mask of the batches to show, by their headers or, if needed, by their records."""
-        mask = self._selection.batches(run.table)
-        if not self._selection.needs_records or not mask.any() or not run.is_readable:
-            return mask
-        held = np.zeros(len(run.table), np.bool_)
-        for first, columns in self._steps(run, with_control=True):
-            if columns is not None:
-                held[first + self._matching(columns).batch_ordinals] = True
-        return mask & held
-
-    def _steps(self, run: Run, *, with_control: bool) -> Iterator[tuple[int, Columns | None]]:
+    def _decoded(self, run: Run, *, with_control: bool) -> Iterator[tuple[int, Columns | None]]:
         """Yield decoded steps of the run, each with its first row; None for a batch with a problem."""
         done = 0
         try:
@@ -446,17 +418,39 @@ class LogDump:
 
     def _matching(self, columns: Columns) -> Columns:
         if self._selection == EVERYTHING:
-            self._look_for_gaps(columns)
+            self._count_gaps(columns)
             return columns
         return columns.select(self._selection.records(columns))
 
-    def _rows_of(
-        self, run: Run, columns: Columns, decode: DecodeRecord | None, headers: Decoder
-    ) -> Iterator[RecordRow]:
-        position = run.position if self._with_position else None
-        return record_rows(columns, self.partition, decode or as_text, headers, position=position)
+    def _records(self, step: _Step) -> Iterator[RecordRow]:
+        if (columns := step.columns) is None:
+            return
+        position = step.run.position if self._with_position else None
+        topic, partition, decoders = self.partition.topic, self.partition.partition, self._decoders
+        batches: dict[int, BatchRow] = {}
+        ordinals = columns.batch_ordinals.tolist()
+        for (offset, timestamp, kind, key, value, fields), row in zip(columns.records(), ordinals, strict=True):
+            if (batch := batches.get(row)) is None:
+                batch = batches[row] = _batch_row(columns.table, row, position)
+            shown_key, shown_value = decoders.record(key, value)
+            headers = [HeaderRow(name, None if body is None else decoders.header(body)) for name, body in fields]
+            yield RecordRow(
+                topic,
+                partition,
+                offset,
+                timestamp,
+                int(kind),
+                shown_key,
+                shown_value,
+                headers,
+                -1 if key is None else len(key),
+                -1 if value is None else len(value),
+                sequence_of(batch.base_sequence, offset - batch.base_offset),
+                batch,
+                _control(key, value) if batch.is_control else None,
+            )
 
-    def _look_for_gaps(self, columns: Columns) -> None:
+    def _count_gaps(self, columns: Columns) -> None:
         if not len(columns):
             return
         before = columns.offsets[0] - 1 if self._last_offset is None else self._last_offset

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-# Page: the struct as ``module:name`` below `tiered`, then the commands that print it.
+# Page: the struct as ``module:name``, below `tiered` unless it is only for its page; the commands that print it.
 _PAGES: dict[str, tuple[str, ...]] = {
     "adopt": ("cli.bucket.external_buckets:Adopted", "adopt"),
     "append": ("cli.data.append:Appended", "append"),
@@ -39,20 +39,20 @@ _PAGES: dict[str, tuple[str, ...]] = {
     "delete-records": ("cli.data.offsets:DeletedRecords", "delete-records"),
     "demo": ("cli.node.demo:Demo", "demo"),
     "doctor": ("cli.node.init:Doctor", "doctor"),
-    "dump-batches": ("cli.data.dump_results:DumpedBatches", "dump"),
-    "dump-checkpoint": ("cli.data.dump_results:DumpedCheckpoint", "dump"),
-    "dump-head": ("cli.data.dump_results:DumpedManifest", "dump"),
-    "dump-head-section": ("cli.data.dump_results:DumpedManifestSection", "dump"),
-    "dump-hex": ("cli.data.dump_results:DumpedBytes", "dump"),
-    "dump-index": ("cli.data.dump_results:DumpedOffsets", "dump"),
-    "dump-indexes": ("cli.data.dump_results:DumpedBundle", "dump"),
-    "dump-leader-epochs": ("cli.data.dump_results:DumpedEpochs", "dump"),
-    "dump-properties": ("cli.data.dump_results:DumpedPairs", "dump"),
-    "dump-records": ("cli.data.dump_results:DumpedRecords", "dump"),
-    "dump-records-line": ("inspect.dump_rows:RecordRow", "dump"),
-    "dump-snapshot": ("cli.data.dump_results:DumpedProducers", "dump"),
-    "dump-timeindex": ("cli.data.dump_results:DumpedTimes", "dump"),
-    "dump-txnindex": ("cli.data.dump_results:DumpedAborted", "dump"),
+    "dump-batches": ("cli.data.dump_printing:DumpedBatches", "dump"),
+    "dump-checkpoint": ("dump_schemas:DumpedCheckpoint", "dump"),
+    "dump-head": ("dump_schemas:DumpedManifest", "dump"),
+    "dump-head-section": ("dump_schemas:DumpedManifestSection", "dump"),
+    "dump-hex": ("cli.data.dump_printing:DumpedBytes", "dump"),
+    "dump-index": ("dump_schemas:DumpedOffsets", "dump"),
+    "dump-indexes": ("dump_schemas:DumpedBundle", "dump"),
+    "dump-leader-epochs": ("dump_schemas:DumpedEpochs", "dump"),
+    "dump-properties": ("dump_schemas:DumpedPairs", "dump"),
+    "dump-records": ("cli.data.dump_printing:DumpedRecords", "dump"),
+    "dump-records-line": ("inspect.dumping:RecordRow", "dump"),
+    "dump-snapshot": ("dump_schemas:DumpedProducers", "dump"),
+    "dump-timeindex": ("dump_schemas:DumpedTimes", "dump"),
+    "dump-txnindex": ("dump_schemas:DumpedAborted", "dump"),
     "fork": ("cli.bucket.restore:Forked", "fork"),
     "gc": ("cli.bucket.scrub:OrphansListed", "gc"),
     "gc-delete": ("cli.bucket.scrub:OrphansDeleted", "gc"),
@@ -110,7 +110,8 @@ class _Schemas(Mapping[str, type[msgspec.Struct]]):
 
     def __getitem__(self, name: str) -> type[msgspec.Struct]:
         module, _, struct = _PAGES[name][0].partition(":")
-        found: type[msgspec.Struct] = getattr(importlib.import_module(f"tiered.{module}"), struct)
+        place = module if module == "dump_schemas" else f"tiered.{module}"
+        found: type[msgspec.Struct] = getattr(importlib.import_module(place), struct)
         return found
 
     def __iter__(self) -> Iterator[str]:

@@ -14,10 +14,9 @@ from tiered.cli.errors import Exit, worst
 from tiered.cli.job_command import Bucket
 from tiered.cli.options import GROUP, command, option, parse_partition
 from tiered.cli.progress import byte_progress
-from tiered.cli.records import rfc3339
 from tiered.cli.render import PartitionRow, PricedWork, Result, Struct, Work, number, text
 from tiered.cli.session import Session, confirm, now_ms
-from tiered.config.units import counted, format_bytes, format_count, format_dollars
+from tiered.config.units import counted, format_bytes, format_count, format_dollars, rfc3339
 
 if TYPE_CHECKING:
     from local.errors import LogError

@@ -34,10 +34,10 @@ from tiered.cli.options import (
     parse_position,
     parse_time,
 )
-from tiered.cli.records import ConsumedRecord, parse_template, rfc3339
+from tiered.cli.records import ConsumedRecord, parse_template
 from tiered.cli.render import PartitionRow, Result, Work, number, print_result, text, to_json
 from tiered.cli.session import UNNAMED, Session, confirm, now_ms
-from tiered.config.units import format_count
+from tiered.config.units import format_count, rfc3339
 from tiered.node.problems import UnreadPartitions
 
 if TYPE_CHECKING:
@@ -81,14 +81,9 @@ class _Place:
             raise click.UsageError("--local reads only the log on this disk; remove --remote and --read-compacted")
 
     def open(self, session: Session, topic: str) -> AbstractContextManager[LogManager | RemoteLog]:
-        layout = self.layout.words()
         if self.url is None:
             return session.manager(read_only=True, is_alone=self.is_local, is_hasty=not self.is_local)
-        session.set_up_logging()
-        from tiered.read.bucket_reader import open_remote
-
-        topic_ids = {topic: self.topic_id} if self.topic_id is not None else {}
-        return open_remote(self.url, self.options, topic_ids=topic_ids, **layout)
+        return self.layout.open_bucket(session, self.url, self.options, topic, self.topic_id)
 
 
 @command("consume", example="consume orders/0 --from @-2h -n 10 -f '%o %k %v\\n'")

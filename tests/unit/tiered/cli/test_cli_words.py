@@ -8,7 +8,8 @@ from local.errors import InvalidRequest
 from local.format.record import StoredRecord, TimestampType
 from local.names import TopicPartition
 from tiered.cli.options import Position, parse_partition, parse_position, parse_time
-from tiered.cli.records import Base64, ConsumedRecord, parse_template, rfc3339
+from tiered.cli.records import Base64, ConsumedRecord, parse_template
+from tiered.config.units import rfc3339
 
 NOON = 1_795_176_000_000  # 2026-11-20T12:00:00Z
 

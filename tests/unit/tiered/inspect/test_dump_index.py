@@ -10,7 +10,7 @@ import pytest
 
 from local.errors import InvalidRequest
 from tiered.cli.main import invoke
-from tiered.inspect.dump_sources import IndexPlace, index_of_segment
+from tiered.inspect.dump_sources import Index, index_of_segment
 
 
 @pytest.fixture
@@ -69,14 +69,14 @@ def test_index_of_a_dropped_segment_is_read_from_the_bucket(home: Path, capfd: p
 @pytest.mark.parametrize(
     ("target", "found"),
     [
-        ("d/00.log", IndexPlace(target="d/00.index")),
-        ("d/00.index", IndexPlace(target="d/00.index")),
-        ("d/00-09-1-U.log.zst.enc", IndexPlace(target="d/00-09-1-U.indexes", section="offset")),
-        ("s3://b/x.log", IndexPlace(target="s3://b/x.indexes", section="offset")),
-        ("s3://b/x.indexes", IndexPlace(target="s3://b/x.indexes", section="offset")),
+        ("d/00.log", ("d/00.index", None)),
+        ("d/00.index", ("d/00.index", None)),
+        ("d/00-09-1-U.log.zst.enc", ("d/00-09-1-U.indexes", "offset")),
+        ("s3://b/x.log", ("s3://b/x.indexes", "offset")),
+        ("s3://b/x.indexes", ("s3://b/x.indexes", "offset")),
     ],
 )
-def test_index_of_a_file_is_in_the_same_directory(target: str, found: IndexPlace) -> None:
+def test_index_of_a_file_is_in_the_same_directory(target: str, found: Index) -> None:
     assert index_of_segment(target) == found
 
 

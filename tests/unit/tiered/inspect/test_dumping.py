@@ -33,9 +33,8 @@ from tiered.cli import render
 from tiered.cli.errors import Exit
 from tiered.cli.main import invoke
 from tiered.cli.render import Column, print_table
-from tiered.inspect.dump_rows import DECODERS, encode, sequence_of
 from tiered.inspect.dump_sources import Kind, kind_of, open_file, split_object_url
-from tiered.inspect.dumping import Filter, LogDump
+from tiered.inspect.dumping import DECODERS, Filter, LogDump, encode, sequence_of
 
 BASE = 100
 T0 = 1_700_000_000_000

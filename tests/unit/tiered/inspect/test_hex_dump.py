@@ -16,7 +16,7 @@ from local.format.compression import decompress
 from local.format.record import TimestampType
 from local.records.batch import HEADER_BYTES, Codec, encode_batch
 from tiered.cli.main import invoke
-from tiered.inspect.dumping import HexField, batch_fields
+from tiered.inspect.hex_fields import HexField, batch_fields
 
 T0 = 1_700_000_000_000
 RECORDS: list[tuple[object, ...]] = [
