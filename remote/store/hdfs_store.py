@@ -15,7 +15,9 @@ root itself is never created: a mistyped path must not look like an empty store.
 A rename whose answer was lost, and which the client repeats, finds its source missing. The store raises Unavailable. A
 retry of the whole create then meets its own object and raises AlreadyExists (`ObjectStore.put_if_absent`).
 
-A client must not be used in a forked child, so every process makes its own at its first request. Options are Hadoop
+A client must not be used in a forked child, so every process makes its own at its first request. The library also has
+one cache of idle DataNode connections per process, which a fork copies: parent and child would read answers of each
+other. A forked child therefore waits until the copied connections are too old to be used again. Options are Hadoop
 settings in addition to the files in ``HADOOP_CONF_DIR``.
 
 **Errors.** The client raises Python's classes for a missing and for a taken name, OSError for a connection, and
@@ -29,6 +31,7 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -63,6 +66,10 @@ log = logging.getLogger(__name__)
 
 # Clients of a parent process. Dropping one in a forked child waits for ever for threads that only the parent has.
 _inherited: list[Any] = []
+# The library does not reuse a connection that was idle for 3 s (hdfs-native 0.14.7); here with a reserve.
+COPIED_CONNECTIONS_S = 3.5
+_has_connected = False  # this process, or one that it was forked from
+_forked_at: float | None = None  # time.monotonic() of a child whose parent had connected
 
 READ_CONCURRENCY = 4  # concurrent ranges of one get_ranges
 ASIDE_AGE_MAX_MS = 24 * 3_600_000  # no upload takes this long; a longer one would fail and be retried
@@ -322,10 +329,22 @@ class HdfsStore(ObjectStore):
         return f"{self._root.rstrip('/')}/{key}"
 
 
+def _note_fork() -> None:
+    global _forked_at
+    _forked_at = time.monotonic() if _has_connected else None
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
 def make_filesystem(authority: str, options: Mapping[str, str]) -> Any:  # noqa: ANN401
     """A fresh fsspec file system. `authority` is as in `HdfsStore`; errors are the library's."""
     import fsspec
 
+    global _has_connected
+    _has_connected = True
+    if _forked_at is not None:
+        time.sleep(max(0.0, _forked_at + COPIED_CONNECTIONS_S - time.monotonic()))
     host, _, port = authority.partition(":")
     return fsspec.filesystem(
         "hdfs", host=host or None, port=int(port) if port else None, skip_instance_cache=True, **options
