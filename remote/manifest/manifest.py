@@ -139,6 +139,10 @@ class PendingPageDelete:
     unlinked_sequence: SequenceOrNone = 0
 
     @property
+    def key(self) -> str:
+        return self.page.key
+
+    @property
     def size_bytes(self) -> int:
         """Of the page and its objects; without ``.indexes`` objects if their size was not recorded."""
         return self.page.stored_bytes + (self.page.indexes_bytes or 0) + self.page.page_bytes
@@ -253,11 +257,13 @@ class Manifest:
         return sum(each.size_bytes for each in self.parts)
 
     @property
+    def pending(self) -> tuple[PendingDelete | PendingPageDelete, ...]:
+        return (*self.pending_deletes, *self.pending_page_deletes)
+
+    @property
     def waiting_bytes(self) -> int:
         """Size of all pending deletes."""
-        return sum(each.size_bytes for each in self.pending_deletes) + sum(
-            each.size_bytes for each in self.pending_page_deletes
-        )
+        return sum(each.size_bytes for each in self.pending)
 
     @property
     def view_entries(self) -> Iterator[SegmentEntry]:

@@ -28,9 +28,11 @@ A job that lost a group gets no note, so the job stays due.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from local.errors import Conflict, InvalidRequest
 from local.log.leader_epochs import EpochRange, joined_ranges, ranges_outside
@@ -40,198 +42,179 @@ from remote.manifest.page_out import EntriesOf, lost_object
 from remote.manifest.tombstone_bound import tombstone_bound
 from remote.segment_entry import SegmentEntry
 
+if TYPE_CHECKING:
+    from remote.manifest.view_changes import ViewCatalog
+
 Change = Callable[[Manifest], Manifest]
+P = ParamSpec("P")
+Holder = TypeVar("Holder", Manifest, "ViewCatalog")
+Pending = TypeVar("Pending", PendingDelete, PendingPageDelete)
 EXPIRED_EPOCHS_MAX = 1000  # per manifest; the oldest ranges are removed first and prove nothing from then on
 JOBS_MAX = 64  # notes in a manifest; a job that is repeated after this many others is not recognised
 
 
-def add_segments(entries: Sequence[SegmentEntry]) -> Change:
+def as_change(apply: Callable[Concatenate[Manifest, P], Manifest]) -> Callable[P, Change]:
+    """Turn ``apply(manifest, ...)`` into a function of the other parameters that returns a change."""
+
+    @wraps(apply)
+    def with_parameters(*args: P.args, **named: P.kwargs) -> Change:
+        return lambda manifest: apply(manifest, *args, **named)
+
+    return with_parameters
+
+
+def unlinked(manifest: Holder, entries: Iterable[SegmentEntry], now_ms: int) -> Holder:
+    """`manifest` with the objects of `entries`, which it does not name any more, as pending deletes."""
+    objects: list[PendingDelete] = []
+    for entry in entries:
+        objects += objects_of(entry, now_ms, manifest.epoch)
+    return replace(manifest, pending_deletes=(*manifest.pending_deletes, *objects))
+
+
+@as_change
+def add_segments(manifest: Manifest, entries: Sequence[SegmentEntry]) -> Manifest:
     """Make uploaded segments visible, in offset order. Raises InvalidRequest if their offsets are taken.
 
     A segment that exists under another name (an earlier commit of it with a lost reply) stays as it is. A segment
     wholly below the log start offset is too late: it may have been here, expired and deleted. In both cases the objects
     of the upload become pending deletes.
     """
-
-    def change(manifest: Manifest) -> Manifest:
-        if manifest.tier_disabled:
-            raise InvalidRequest("cannot add a remote segment, the remote tier is being disabled", topic=manifest.topic)
-        known = {entry.ulid for entry in manifest.segments} | {each.key for each in manifest.pending_deletes}
-        reached = manifest.entries_end_offset
-        added: list[SegmentEntry] = []
-        doubled: list[PendingDelete] = []
-        for entry in entries:
-            if entry.ulid in known or entry.data_key in known:
-                continue
-            if entry.next_offset <= manifest.log_start_offset:
-                doubled += objects_of(entry, manifest.committed_ms, manifest.epoch)
-            elif entry.base_offset >= reached:
-                added.append(replace(entry, committed_ms=manifest.committed_ms))
-                reached = entry.next_offset
-            elif any(_is_same_segment(entry, each) for each in (*manifest.segments, *added)):
-                doubled += objects_of(entry, manifest.committed_ms, manifest.epoch)
-            else:
-                facts = {"base_offset": entry.base_offset, "next_offset": entry.next_offset, "reached": reached}
-                raise InvalidRequest("cannot add a remote segment, its offsets are already covered", **facts)
-        if not added and not doubled:
-            return manifest
-        return replace(
-            manifest, segments=(*manifest.segments, *added), pending_deletes=(*manifest.pending_deletes, *doubled)
-        )
-
-    return change
+    if manifest.tier_disabled:
+        raise InvalidRequest("cannot add a remote segment, the remote tier is being disabled", topic=manifest.topic)
+    known = _known_names(manifest)
+    reached = manifest.entries_end_offset
+    added: list[SegmentEntry] = []
+    doubled: list[SegmentEntry] = []
+    for entry in entries:
+        if entry.ulid in known or entry.data_key in known:
+            continue
+        if entry.next_offset <= manifest.log_start_offset:
+            doubled.append(entry)
+        elif entry.base_offset >= reached:
+            added.append(replace(entry, committed_ms=manifest.committed_ms))
+            reached = entry.next_offset
+        elif any(_is_same_segment(entry, each) for each in (*manifest.segments, *added)):
+            doubled.append(entry)
+        else:
+            facts = {"base_offset": entry.base_offset, "next_offset": entry.next_offset, "reached": reached}
+            raise InvalidRequest("cannot add a remote segment, its offsets are already covered", **facts)
+    if not added and not doubled:
+        return manifest
+    return unlinked(replace(manifest, segments=(*manifest.segments, *added)), doubled, manifest.committed_ms)
 
 
-def replace_segments(entry: SegmentEntry, ulids: Sequence[str]) -> Change:
+@as_change
+def replace_segments(manifest: Manifest, entry: SegmentEntry, ulids: Sequence[str]) -> Manifest:
     """Replace the entries that a segment tiles exactly (P11); their objects become pending deletes.
 
     Raises InvalidRequest if it does not tile them, or if its object name is known. If entries have expired since, the
     objects of the new segment become pending deletes instead.
     """
-
-    def change(manifest: Manifest) -> Manifest:
-        known = {each.ulid for each in manifest.segments} | {each.key for each in manifest.pending_deletes}
-        if entry.ulid in known or entry.data_key in known:
-            return manifest
-        old = [each for each in manifest.segments if each.ulid in ulids]
-        if len(old) < len(ulids):
-            unlinked = objects_of(entry, manifest.committed_ms, manifest.epoch)
-            return replace(manifest, pending_deletes=manifest.pending_deletes + unlinked)
-        first = manifest.segments.index(old[0])
-        bounds = [entry.base_offset, *(each.next_offset for each in old)]
-        tiles = [each.base_offset for each in old] == bounds[:-1] and bounds[-1] == entry.next_offset
-        if not tiles or manifest.segments[first : first + len(old)] != tuple(old):
-            facts = {"base_offset": entry.base_offset, "next_offset": entry.next_offset}
-            raise InvalidRequest(
-                "cannot replace remote segments, the new segment does not cover their offsets", **facts
-            )
-        if any(entry.data_key == each.data_key for each in manifest.segments):
-            raise InvalidRequest(
-                "cannot replace remote segments, the new segment has a name that is already in use", key=entry.data_key
-            )
-        fresh = replace(entry, committed_ms=max(each.committed_ms for each in old))
-        segments = (*manifest.segments[:first], fresh, *manifest.segments[first + len(old) :])
-        unlinked = tuple(each for one in old for each in objects_of(one, manifest.committed_ms, manifest.epoch))
-        return replace(manifest, segments=segments, pending_deletes=manifest.pending_deletes + unlinked)
-
-    return change
+    known = _known_names(manifest)
+    if entry.ulid in known or entry.data_key in known:
+        return manifest
+    old = [each for each in manifest.segments if each.ulid in ulids]
+    if len(old) < len(ulids):
+        return unlinked(manifest, [entry], manifest.committed_ms)
+    first = manifest.segments.index(old[0])
+    bounds = [entry.base_offset, *(each.next_offset for each in old)]
+    tiles = [each.base_offset for each in old] == bounds[:-1] and bounds[-1] == entry.next_offset
+    if not tiles or manifest.segments[first : first + len(old)] != tuple(old):
+        facts = {"base_offset": entry.base_offset, "next_offset": entry.next_offset}
+        raise InvalidRequest("cannot replace remote segments, the new segment does not cover their offsets", **facts)
+    if any(entry.data_key == each.data_key for each in manifest.segments):
+        wrong = "cannot replace remote segments, the new segment has a name that is already in use"
+        raise InvalidRequest(wrong, key=entry.data_key)
+    fresh = replace(entry, committed_ms=max(each.committed_ms for each in old))
+    segments = (*manifest.segments[:first], fresh, *manifest.segments[first + len(old) :])
+    return unlinked(replace(manifest, segments=segments), old, manifest.committed_ms)
 
 
-def advance_cleaned_offset(ulids: Collection[str], cleaned_through: int) -> Change:
+@as_change
+def advance_cleaned_offset(manifest: Manifest, ulids: Collection[str], cleaned_through: int) -> Manifest:
     """Record that entries are clean through at least an offset. Missing entries are ignored."""
     names = frozenset(ulids)
-
-    def change(manifest: Manifest) -> Manifest:
-        segments = tuple(
-            _raised(each, cleaned_through)
-            if each.ulid in names and (each.cleaned_through or 0) < cleaned_through
-            else each
-            for each in manifest.segments
-        )
-        return manifest if segments == manifest.segments else replace(manifest, segments=segments)
-
-    return change
+    segments = tuple(
+        _raised(each, cleaned_through) if each.ulid in names and (each.cleaned_through or 0) < cleaned_through else each
+        for each in manifest.segments
+    )
+    return manifest if segments == manifest.segments else replace(manifest, segments=segments)
 
 
-def unlink_uploads(entries: Collection[SegmentEntry]) -> Change:
+@as_change
+def unlink_uploads(manifest: Manifest, entries: Collection[SegmentEntry]) -> Manifest:
     """Make uploads pending deletes, unless they were committed or only a page knows their offsets."""
-
-    def change(manifest: Manifest) -> Manifest:
-        named = {entry.ulid for entry in manifest.segments} | {each.key for each in manifest.pending_deletes}
-        paged = manifest.pages[-1].next_offset if manifest.pages else 0
-        lost = [entry for entry in entries if not {entry.ulid, entry.data_key} & named and entry.base_offset >= paged]
-        unlinked = tuple(each for entry in lost for each in objects_of(entry, manifest.committed_ms, manifest.epoch))
-        return replace(manifest, pending_deletes=manifest.pending_deletes + unlinked) if unlinked else manifest
-
-    return change
+    known = _known_names(manifest)
+    paged = manifest.pages[-1].next_offset if manifest.pages else 0
+    lost = [entry for entry in entries if not {entry.ulid, entry.data_key} & known and entry.base_offset >= paged]
+    return unlinked(manifest, lost, manifest.committed_ms) if lost else manifest
 
 
-def expire_segments(ulids: Collection[str], *, now_ms: int, log_start_offset: int | None = None) -> Change:
+@as_change
+def expire_segments(
+    manifest: Manifest, ulids: Collection[str], *, now_ms: int, log_start_offset: int | None = None
+) -> Manifest:
     """Unlink entries, and raise the log start offset to at least `log_start_offset`."""
     names = frozenset(ulids)
-
-    def change(manifest: Manifest) -> Manifest:
-        expired = [entry for entry in manifest.segments if entry.ulid in names]
-        pending_deletes = tuple(each for entry in expired for each in objects_of(entry, now_ms, manifest.epoch))
-        start = max(manifest.log_start_offset, log_start_offset or 0)
-        if not pending_deletes and start == manifest.log_start_offset:
-            return manifest
-        remaining = tuple(entry for entry in manifest.segments if entry.ulid not in names)
-        unlinked = manifest.pending_deletes + pending_deletes
-        return _without_rows(replace(manifest, segments=remaining, pending_deletes=unlinked, log_start_offset=start))
-
-    return change
+    expired = [entry for entry in manifest.segments if entry.ulid in names]
+    start = max(manifest.log_start_offset, log_start_offset or 0)
+    if not expired and start == manifest.log_start_offset:
+        return manifest
+    remaining = tuple(entry for entry in manifest.segments if entry.ulid not in names)
+    after = replace(manifest, segments=remaining, log_start_offset=start)
+    return _without_rows(unlinked(after, expired, now_ms))
 
 
-def expire_pages(keys: Collection[str], *, now_ms: int) -> Change:
+@as_change
+def expire_pages(manifest: Manifest, keys: Collection[str], *, now_ms: int) -> Manifest:
     """Unlink whole pages below the log start offset: one pending delete stands for all their objects."""
     names = frozenset(keys)
-
-    def change(manifest: Manifest) -> Manifest:
-        expired = [page for page in manifest.pages if page.key in names]
-        if not expired:
-            return manifest
-        if expired[-1].next_offset > manifest.min_readable_offset:
-            facts = {"next_offset": expired[-1].next_offset, "log_start_offset": manifest.log_start_offset}
-            raise InvalidRequest(
-                "cannot remove a manifest page, its segments are retained", key=expired[-1].key, **facts
-            )
-        pages = tuple(PendingPageDelete(page=page, unlinked_ms=now_ms, epoch=manifest.epoch) for page in expired)
-        remaining = tuple(page for page in manifest.pages if page.key not in names)
-        return _without_rows(
-            replace(manifest, pages=remaining, pending_page_deletes=manifest.pending_page_deletes + pages)
-        )
-
-    return change
+    expired = [page for page in manifest.pages if page.key in names]
+    if not expired:
+        return manifest
+    if expired[-1].next_offset > manifest.min_readable_offset:
+        facts = {"next_offset": expired[-1].next_offset, "log_start_offset": manifest.log_start_offset}
+        wrong = "cannot remove a manifest page, its segments are retained"
+        raise InvalidRequest(wrong, key=expired[-1].key, **facts)
+    pages = [PendingPageDelete(page=page, unlinked_ms=now_ms, epoch=manifest.epoch) for page in expired]
+    remaining = tuple(page for page in manifest.pages if page.key not in names)
+    pending = (*manifest.pending_page_deletes, *pages)
+    return _without_rows(replace(manifest, pages=remaining, pending_page_deletes=pending))
 
 
-def disable_tier(*, log_start_offset: int, now_ms: int) -> Change:
+@as_change
+def disable_tier(manifest: Manifest, *, log_start_offset: int, now_ms: int) -> Manifest:
     """Start the log where the disk starts; unlink views now, and invalidate entries, which expire later."""
-
-    def change(manifest: Manifest) -> Manifest:
-        start = max(manifest.log_start_offset, log_start_offset)
-        unlinked = tuple(each for entry in manifest.view_entries for each in objects_of(entry, now_ms, manifest.epoch))
-        tier_disabled = replace(
-            manifest,
-            log_start_offset=start,
-            views=(),
-            pending_deletes=manifest.pending_deletes + unlinked,
-            tier_disabled=manifest.has_entries,
-        )
-        return manifest if tier_disabled == manifest else tier_disabled
-
-    return change
+    start = max(manifest.log_start_offset, log_start_offset)
+    disabled = replace(manifest, log_start_offset=start, views=(), tier_disabled=manifest.has_entries)
+    disabled = unlinked(disabled, manifest.view_entries, now_ms)
+    return manifest if disabled == manifest else disabled
 
 
-def delete_partition(*, now_ms: int) -> Change:
+@as_change
+def delete_partition(manifest: Manifest, *, now_ms: int) -> Manifest:
     """Mark the partition as deleted: nothing is readable from now on. A removal unlinks the rest."""
-
-    def change(manifest: Manifest) -> Manifest:
-        if manifest.deleted_ms is not None:
-            return manifest
-        return replace(manifest, deleted_ms=now_ms, log_start_offset=manifest.next_offset)
-
-    return change
+    if manifest.deleted_ms is not None:
+        return manifest
+    return replace(manifest, deleted_ms=now_ms, log_start_offset=manifest.next_offset)
 
 
-def remove_pending_deletes(keys: Collection[str]) -> Change:
+@as_change
+def remove_pending_deletes(manifest: Manifest, keys: Collection[str]) -> Manifest:
     """Remove pending deletes, objects and pages, after the deletion of the objects."""
     deleted = frozenset(keys)
-
-    def change(manifest: Manifest) -> Manifest:
-        objects = tuple(each for each in manifest.pending_deletes if each.key not in deleted)
-        pages = tuple(each for each in manifest.pending_page_deletes if each.page.key not in deleted)
-        if (len(objects), len(pages)) == (len(manifest.pending_deletes), len(manifest.pending_page_deletes)):
-            return manifest
-        return replace(manifest, pending_deletes=objects, pending_page_deletes=pages)
-
-    return change
-
-
-def set_properties(properties: dict[str, str]) -> Change:
-    return lambda manifest: (
-        manifest if manifest.properties == properties else replace(manifest, properties=dict(properties))
+    if not any(each.key in deleted for each in manifest.pending):
+        return manifest
+    return replace(
+        manifest,
+        pending_deletes=tuple(each for each in manifest.pending_deletes if each.key not in deleted),
+        pending_page_deletes=tuple(each for each in manifest.pending_page_deletes if each.key not in deleted),
     )
+
+
+@as_change
+def set_properties(manifest: Manifest, properties: dict[str, str]) -> Manifest:
+    return manifest if manifest.properties == properties else replace(manifest, properties=dict(properties))
 
 
 def settle() -> Change:
@@ -261,17 +244,15 @@ def stamped(base: Manifest, changed: Manifest) -> Manifest:
         changed = replace(changed, expired_end_offset=base.max_end_offset)
     if (expired := expired_after(base, changed)) != changed.expired_epochs:
         changed = replace(changed, expired_epochs=expired)
-    known = {each.key for each in base.pending_deletes} | {each.page.key for each in base.pending_page_deletes}
-    pending_deletes = tuple(
-        each if each.key in known else replace(each, unlinked_sequence=changed.sequence)
-        for each in changed.pending_deletes
-    )
-    pages = tuple(
-        each if each.page.key in known else replace(each, unlinked_sequence=changed.sequence)
-        for each in changed.pending_page_deletes
-    )
-    is_same = pending_deletes == changed.pending_deletes and pages == changed.pending_page_deletes
-    return changed if is_same else replace(changed, pending_deletes=pending_deletes, pending_page_deletes=pages)
+    known = {each.key for each in base.pending}
+
+    def with_sequence(pending: Iterable[Pending]) -> tuple[Pending, ...]:
+        return tuple(
+            each if each.key in known else replace(each, unlinked_sequence=changed.sequence) for each in pending
+        )
+
+    objects, pages = with_sequence(changed.pending_deletes), with_sequence(changed.pending_page_deletes)
+    return replace(changed, pending_deletes=objects, pending_page_deletes=pages)
 
 
 def expired_after(base: Manifest, changed: Manifest) -> tuple[EpochRange, ...]:
@@ -300,6 +281,11 @@ def names_older_objects(draft: Manifest, changed: Manifest) -> str | None:
 def objects_of(entry: SegmentEntry, unlinked_ms: int, epoch: int) -> tuple[PendingDelete, ...]:
     objects = ((entry.data_key, entry.stored_bytes), (entry.indexes_key, entry.indexes_bytes))
     return tuple(PendingDelete(key=key, size_bytes=size, unlinked_ms=unlinked_ms, epoch=epoch) for key, size in objects)
+
+
+def _known_names(manifest: Manifest) -> set[str]:
+    """The ULIDs of the entries, and the keys of the pending deletes: names that an upload may have already."""
+    return {entry.ulid for entry in manifest.segments} | {each.key for each in manifest.pending_deletes}
 
 
 def _without_rows(manifest: Manifest) -> Manifest:
@@ -339,30 +325,31 @@ def is_done(manifest: Manifest, note: AppliedJob) -> bool:
     return known is not None and known.turn >= note.turn
 
 
-def append_entries(entries: Sequence[SegmentEntry], *, start_offset: int, note: AppliedJob) -> Change:
+@as_change
+def append_entries(
+    manifest: Manifest, entries: Sequence[SegmentEntry], *, start_offset: int, note: AppliedJob
+) -> Manifest:
     """Append all of a job's segments to a partition that ends at `start_offset`, or none.
 
     Raises Conflict for another end or pending deletes, InvalidRequest while the tier is being disabled.
     """
-
-    def change(manifest: Manifest) -> Manifest:
-        if is_done(manifest, note):
-            return manifest
-        if manifest.tier_disabled:
-            raise InvalidRequest("cannot add segments of a job, the remote tier is being disabled", job=note.job_id)
-        reached = max(manifest.next_offset, manifest.max_end_offset)
-        if reached != start_offset:
-            facts = {"job": note.job_id, "expected": start_offset, "found": reached}
-            raise Conflict("cannot add segments of a job, the log end offset of the partition changed", **facts)
-        if not {each.key for each in manifest.pending_deletes}.isdisjoint(entry.data_key for entry in entries):
-            raise Conflict("cannot add segments of a job, they were unlinked", job=note.job_id)
-        fresh = [replace(entry, committed_ms=manifest.committed_ms, made_by=note.job_id) for entry in entries]
-        return replace(manifest, segments=(*manifest.segments, *fresh), jobs=_noted(manifest, note))
-
-    return change
+    if is_done(manifest, note):
+        return manifest
+    if manifest.tier_disabled:
+        raise InvalidRequest("cannot add segments of a job, the remote tier is being disabled", job=note.job_id)
+    reached = max(manifest.next_offset, manifest.max_end_offset)
+    if reached != start_offset:
+        facts = {"job": note.job_id, "expected": start_offset, "found": reached}
+        raise Conflict("cannot add segments of a job, the log end offset of the partition changed", **facts)
+    if not {each.key for each in manifest.pending_deletes}.isdisjoint(entry.data_key for entry in entries):
+        raise Conflict("cannot add segments of a job, they were unlinked", job=note.job_id)
+    fresh = [replace(entry, committed_ms=manifest.committed_ms, made_by=note.job_id) for entry in entries]
+    return replace(manifest, segments=(*manifest.segments, *fresh), jobs=_noted(manifest, note))
 
 
+@as_change
 def replace_tiled(
+    manifest: Manifest,
     replacements: Sequence[Replacement],
     *,
     vouched: Sequence[SegmentEntry] = (),
@@ -371,7 +358,7 @@ def replace_tiled(
     note: AppliedJob,
     keeps_maker: bool = False,
     is_whole: bool = True,
-) -> Change:
+) -> Manifest:
     """Replace the entries that each group tiles, and record that the `vouched` entries are clean.
 
     - `note` is recorded unless a group or a vouched entry was lost, or the replacements are not the `is_whole` job.
@@ -383,27 +370,23 @@ def replace_tiled(
     Raises Conflict if an entry or a view below `bound` may hold older records again. Raises InvalidRequest if a group
     does not tile, or its objects have the names of others.
     """
-    for each in replacements:
-        _check_neighbours(each.entries)
+    for group in replacements:
+        _check_neighbours(group.entries)
+    if is_done(manifest, note):
+        return manifest
+    found = tombstone_bound(manifest.parts, manifest.views, manifest.log_start_offset)
+    if found is not None and bound is not None and found < bound:
+        facts = {"job": note.job_id, "below": bound, "now": found}
+        raise Conflict("cannot replace segments, older records below its tombstones may have been added", **facts)
+    outcomes = [outcome_of_group(manifest.segments, manifest.log_start_offset, group) for group in replacements]
+    segments, pending_deletes = _replaced(manifest, replacements, outcomes, note, keeps_maker=keeps_maker)
     names = frozenset(entry.ulid for entry in vouched)
-
-    def change(manifest: Manifest) -> Manifest:
-        if is_done(manifest, note):
-            return manifest
-        found = tombstone_bound(manifest.parts, manifest.views, manifest.log_start_offset)
-        if found is not None and bound is not None and found < bound:
-            facts = {"job": note.job_id, "below": bound, "now": found}
-            raise Conflict("cannot replace segments, older records below its tombstones may have been added", **facts)
-        outcomes = [outcome_of_group(manifest.segments, manifest.log_start_offset, group) for group in replacements]
-        segments, pending_deletes = _replaced(manifest, replacements, outcomes, note, keeps_maker=keeps_maker)
-        segments = [_raised(entry, cleaned_through) if entry.ulid in names else entry for entry in segments]
-        is_lost = GroupOutcome.LOST in outcomes or lost_entries(manifest, vouched, manifest.segments)
-        jobs = _noted(manifest, note) if is_whole and not is_lost else manifest.jobs
-        unlinked = (*manifest.pending_deletes, *pending_deletes)
-        after = replace(manifest, segments=tuple(segments), pending_deletes=unlinked, jobs=jobs)
-        return manifest if after == manifest else after
-
-    return change
+    segments = [_raised(entry, cleaned_through) if entry.ulid in names else entry for entry in segments]
+    is_lost = GroupOutcome.LOST in outcomes or lost_entries(manifest, vouched, manifest.segments)
+    jobs = _noted(manifest, note) if is_whole and not is_lost else manifest.jobs
+    pending = (*manifest.pending_deletes, *pending_deletes)
+    after = replace(manifest, segments=tuple(segments), pending_deletes=pending, jobs=jobs)
+    return manifest if after == manifest else after
 
 
 def outcome_of_group(entries: Sequence[SegmentEntry], log_start_offset: int, group: Replacement) -> GroupOutcome:
@@ -440,12 +423,7 @@ def _replaced(
     known = {key for entry in manifest.segments for key in (entry.data_key, entry.indexes_key)}
     listed = {each.key for each in manifest.pending_deletes}
     put: dict[int, tuple[SegmentEntry, ...]] = {}  # position of a removed entry -> the entries in its place
-    pending_deletes: list[PendingDelete] = []
-
-    def unlink(entries: Sequence[SegmentEntry]) -> None:
-        objects = [each for entry in entries for each in objects_of(entry, manifest.committed_ms, manifest.epoch)]
-        pending_deletes.extend(each for each in objects if each.key not in listed)
-
+    removed: list[SegmentEntry] = []
     for group, outcome in zip(replacements, outcomes, strict=True):
         if outcome is GroupOutcome.COMMITTED:
             continue
@@ -453,17 +431,18 @@ def _replaced(
         if not named.isdisjoint(entry.data_key for entry in group.entries):
             raise InvalidRequest("cannot replace segments, an object name is already in use", job=note.job_id)
         if outcome is not GroupOutcome.IN_PLACE:
-            unlink(group.entries)
+            removed += group.entries
             continue
         places = [at[ulid] for ulid in group.ulids if ulid in at]
         old = manifest.segments[places[0] : places[-1] + 1]
         _check_tiled(old, group, note)
         entries = [entry for entry in group.entries if entry.next_offset > old[0].base_offset]
-        unlink(group.entries[: len(group.entries) - len(entries)])
+        removed += group.entries[: len(group.entries) - len(entries)]
         put |= dict.fromkeys(places, ()) | {places[0]: _in_place(entries, old, note, keeps_maker=keeps_maker)}
-        unlink(old)
+        removed += old
     entries_after = [entry for number, one in enumerate(manifest.segments) for entry in put.get(number, (one,))]
-    return entries_after, pending_deletes
+    objects = [each for entry in removed for each in objects_of(entry, manifest.committed_ms, manifest.epoch)]
+    return entries_after, [each for each in objects if each.key not in listed]
 
 
 def _in_place(

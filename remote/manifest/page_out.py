@@ -159,8 +159,7 @@ def entries_unless_deleted(newest: Manifest, entries_of: EntriesOf) -> EntriesOf
     2. A page is deleted only when no pin holds it. So a pin of the older manifest has expired, or was too late.
     3. No reader relies on such a pin, and `newest` names or lists every needed object of the page's entries.
     """
-    expected = {page.key for page in newest.pages} | {each.key for each in newest.pending_deletes}
-    expected |= {page.page.key for page in newest.pending_page_deletes}
+    expected = {each.key for each in (*newest.pages, *newest.pending)}
 
     def entries(page: PageEntry) -> Rows:
         try:

@@ -14,15 +14,15 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import TypeVar
+from typing import Any, Concatenate, Protocol, cast
 
 import msgspec
 
 from local.errors import Conflict, Corrupt
 from local.format.crc32c import crc32c
 from remote.keys import check_view, parse_view_key
-from remote.manifest.manifest import Manifest, PendingDelete
-from remote.manifest.manifest_changes import objects_of
+from remote.manifest.manifest import PendingDelete
+from remote.manifest.manifest_changes import Holder, P, as_change, unlinked
 from remote.manifest.manifest_validation import entry_contradiction
 from remote.manifest.view import (
     STORED_VIEW,
@@ -33,87 +33,76 @@ from remote.manifest.view import (
     find_view,
     view_contradiction,
 )
-from remote.segment_entry import INT64_MAX, SegmentEntry, WriterEpoch
+from remote.segment_entry import INT64_MAX, WriterEpoch
 
-Holder = TypeVar("Holder", Manifest, "ViewCatalog")
 CATALOG_BYTES_MAX = 64 << 20
 _VERSION = 1
 _LINE = re.compile(rb"tiered-view-catalog ([0-9]{1,4}) ([0-9a-f]{8}) ([0-9]{1,9})\n")
 _LINE_BYTES_MAX = 64
 
 
-def announce_views(names: Sequence[str]) -> Callable[[Holder], Holder]:
+class ViewChange(Protocol):
+    """A change of the views of a manifest, or of a catalog."""
+
+    def __call__(self, manifest: Holder, /) -> Holder: ...
+
+
+def as_view_change(apply: Callable[Concatenate[Any, P], Any]) -> Callable[P, ViewChange]:
+    return cast("Callable[P, ViewChange]", as_change(apply))
+
+
+@as_view_change
+def announce_views(manifest: Holder, names: Sequence[str]) -> Holder:
     """Record views that exist on a disk and will be built here. From then on they count for the tombstone bound."""
-
-    def change(manifest: Holder) -> Holder:
-        for name in names:
-            manifest = _altered(manifest, name, lambda view: view)
-        return manifest
-
-    return change
+    for name in names:
+        manifest = _altered(manifest, name, lambda view: view)
+    return manifest
 
 
-def begin_view(name: str, *, now_ms: int) -> Callable[[Holder], Holder]:
+@as_view_change
+def begin_view(manifest: Holder, name: str, *, now_ms: int) -> Holder:
     """Record that a run of this view is in progress, visible to all readers; the old view stays readable."""
-    check_view(name)
-
-    def change(manifest: Holder) -> Holder:
-        start = ViewStart(started_ms=now_ms, epoch=manifest.epoch)
-        return _altered(manifest, name, lambda view: replace(view, under_way=start))
-
-    return change
+    start = ViewStart(started_ms=now_ms, epoch=manifest.epoch)
+    return _altered(manifest, name, lambda view: replace(view, under_way=start))
 
 
-def fail_view(name: str, error: str, *, now_ms: int) -> Callable[[Holder], Holder]:
+@as_view_change
+def fail_view(manifest: Holder, name: str, error: str, *, now_ms: int) -> Holder:
     """Record why a run failed; the view stays unchanged."""
     failure = ViewFailure(failed_ms=now_ms, error=error)
-
-    def change(manifest: Holder) -> Holder:
-        return _altered(manifest, name, lambda view: replace(view, under_way=None, failure=failure))
-
-    return change
+    return _altered(manifest, name, lambda view: replace(view, under_way=None, failure=failure))
 
 
-def switch_view(built: CompactedView, *, replaces: CompactedView | None, now_ms: int) -> Callable[[Holder], Holder]:
+@as_view_change
+def switch_view(manifest: Holder, built: CompactedView, *, replaces: CompactedView | None, now_ms: int) -> Holder:
     """Replace a view by the one that was built from it. Raises Conflict if the view has changed since."""
-
-    def change(manifest: Holder) -> Holder:
-        known = find_view(manifest.views, built.name)
-        if known is not None and known.last_run == built.last_run and _ulids(known) == _ulids(built):
-            return manifest
-        if _ulids(known) != _ulids(replaces):
-            raise Conflict("cannot switch to the new view, the view was replaced", view=built.name)
-        unlinked = [entry for entry in known.entries if entry.ulid not in _ulids(built)] if known is not None else []
-        return _with_pending_deletes(_altered(manifest, built.name, lambda _: built), unlinked, now_ms)
-
-    return change
+    known = find_view(manifest.views, built.name)
+    if known is not None and known.last_run == built.last_run and _ulids(known) == _ulids(built):
+        return manifest
+    if _ulids(known) != _ulids(replaces):
+        raise Conflict("cannot switch to the new view, the view was replaced", view=built.name)
+    removed = [entry for entry in known.entries if entry.ulid not in _ulids(built)] if known is not None else []
+    return unlinked(_altered(manifest, built.name, lambda _: built), removed, now_ms)
 
 
-def drop_view(name: str, *, now_ms: int) -> Callable[[Holder], Holder]:
+@as_view_change
+def drop_view(manifest: Holder, name: str, *, now_ms: int) -> Holder:
     """Remove a view from the manifest; its objects become pending deletes."""
-
-    def change(manifest: Holder) -> Holder:
-        view = find_view(manifest.views, name)
-        if view is None:
-            return manifest
-        remaining = tuple(each for each in manifest.views if each is not view)
-        return _with_pending_deletes(replace(manifest, views=remaining), view.entries, now_ms)
-
-    return change
+    view = find_view(manifest.views, name)
+    if view is None:
+        return manifest
+    remaining = tuple(each for each in manifest.views if each is not view)
+    return unlinked(replace(manifest, views=remaining), view.entries, now_ms)
 
 
-def cut_views(offset: int, *, now_ms: int) -> Callable[[Holder], Holder]:
+@as_view_change
+def cut_views(manifest: Holder, offset: int, *, now_ms: int) -> Holder:
     """Follow a truncation of the log to `offset`: void views with a horizon above it, with the reason."""
-
-    def change(manifest: Holder) -> Holder:
-        void = [each for each in manifest.views if each.horizon_offset > offset]
-        if not void:
-            return manifest
-        views = tuple(_voided(each, offset, now_ms) if each in void else each for each in manifest.views)
-        unlinked = [entry for each in void for entry in each.entries]
-        return _with_pending_deletes(replace(manifest, views=views), unlinked, now_ms)
-
-    return change
+    void = [each for each in manifest.views if each.horizon_offset > offset]
+    if not void:
+        return manifest
+    views = tuple(_voided(each, offset, now_ms) if each in void else each for each in manifest.views)
+    return unlinked(replace(manifest, views=views), [entry for each in void for entry in each.entries], now_ms)
 
 
 def _voided(view: CompactedView, offset: int, now_ms: int) -> CompactedView:
@@ -128,11 +117,6 @@ def _altered(manifest: Holder, name: str, alter: Callable[[CompactedView], Compa
         return manifest
     views = [*(each for each in manifest.views if each.name != name), altered]
     return replace(manifest, views=tuple(sorted(views, key=attrgetter("name"))))
-
-
-def _with_pending_deletes(manifest: Holder, entries: Sequence[SegmentEntry], now_ms: int) -> Holder:
-    objects = tuple(each for entry in entries for each in objects_of(entry, now_ms, manifest.epoch))
-    return replace(manifest, pending_deletes=manifest.pending_deletes + objects)
 
 
 def _ulids(view: CompactedView | None) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -21,7 +21,7 @@ from remote.gc.pins import PinWatch
 from remote.keys import partition_prefix
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest, PageEntry, PendingDelete, PendingPageDelete
-from remote.manifest.manifest_changes import disable_tier
+from remote.manifest.manifest_changes import Pending, disable_tier
 from remote.manifest.manifest_page import Rows
 from remote.manifest.writer_roles import WriterState
 from remote.segments.object_encoding import PLAIN_ENCODING, ObjectEncoding
@@ -77,27 +77,18 @@ class SkewedDeleteTimer:
     ) -> tuple[tuple[PendingDelete, ...], tuple[PendingPageDelete, ...]]:
         """The unlinked objects and pages of the manifest; future stamps become the time first seen here."""
         latest_ms = now_ms + JUMP_MS
-        ahead = {each.key for each in manifest.pending_deletes if each.unlinked_ms > latest_ms}
-        ahead |= {each.page.key for each in manifest.pending_page_deletes if each.unlinked_ms > latest_ms}
+        ahead = {each.key for each in manifest.pending if each.unlinked_ms > latest_ms}
         if not ahead and not self._seen:
             return manifest.pending_deletes, manifest.pending_page_deletes
-        counted, before = self._counted(), self._seen
-        listed = {each.key for each in manifest.pending_deletes} | {
-            each.page.key for each in manifest.pending_page_deletes
-        }
-        seen = {key: at for key, at in before.items() if key in listed}
+        counted, listed = self._counted(), {each.key for each in manifest.pending}
+        seen = {key: at for key, at in self._seen.items() if key in listed}
         self._seen = seen | {key: counted for key in ahead if key not in seen}
         since = {key: now_ms - (counted - self._seen.get(key, counted)) for key in ahead}
-        return (
-            tuple(
-                replace(each, unlinked_ms=since[each.key]) if each.key in since else each
-                for each in manifest.pending_deletes
-            ),
-            tuple(
-                replace(each, unlinked_ms=since[each.page.key]) if each.page.key in since else each
-                for each in manifest.pending_page_deletes
-            ),
-        )
+
+        def restated(pending: Iterable[Pending]) -> tuple[Pending, ...]:
+            return tuple(replace(each, unlinked_ms=since.get(each.key, each.unlinked_ms)) for each in pending)
+
+        return restated(manifest.pending_deletes), restated(manifest.pending_page_deletes)
 
 
 @dataclass(slots=True, eq=False)

@@ -47,7 +47,7 @@ def test_a_view_name_that_cannot_be_part_of_a_key_is_refused(name):
     with pytest.raises(InvalidRequest, match="invalid view name"):
         keys.data_key(0, 1, 1, ULID, view=name)
     with pytest.raises(InvalidRequest, match="invalid view name"):
-        begin_view(name, now_ms=1)
+        begin_view(name, now_ms=1)(manifest(*LOG))
 
 
 def test_a_manifest_with_views_decodes_to_itself():
