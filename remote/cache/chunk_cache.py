@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from remote.segments.index_bundle import IndexBundle
 from remote.store import Body
 
 CACHE_BYTES = 128 << 20
@@ -36,16 +35,15 @@ class Slice:
         return memoryview(self.body)[self.start : self.start + self.size_bytes]
 
 
-Key = tuple[str, int]  # (full key of the object, chunk number, or another number for the whole object)
-Value = bytes | Slice | IndexBundle
-V = TypeVar("V", bytes, Slice, IndexBundle)
-Loader = Callable[[Sequence[Key]], Mapping[Key, V]]
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V", bound=Sized)
+Loader = Callable[[Sequence[K]], Mapping[K, V]]
 
 
 class ChunkCache:
-    """A cache of chunks of data objects and of decoded indexes. Thread safe. `bytes_max` 0 caches nothing.
+    """A cache of immutable values of at most `bytes_max` in all, by their `len`; 0 caches nothing. Thread safe.
 
-    A key always names the same immutable bytes. The lock guards the bookkeeping only; loads run outside it. Bytes that
+    A key always names the same value. The lock guards the bookkeeping only; loads run outside it. Bytes that
     a reader still holds after their eviction do not count. Slices of one body loaded together are one entry: they are
     used and evicted together, and count with the size of the body. One cached slice holds the whole body in memory.
     """
@@ -53,10 +51,10 @@ class ChunkCache:
     def __init__(self, bytes_max: int = CACHE_BYTES) -> None:
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
-        self._values: dict[Key, Value] = {}
-        self._entry_of: dict[Key, _Entry] = {}
+        self._values: dict[Any, Any] = {}
+        self._entry_of: dict[Any, _Entry] = {}
         self._entries: OrderedDict[_Entry, None] = OrderedDict()
-        self._flights: dict[Key, _Flight] = {}
+        self._flights: dict[Any, _Flight] = {}
         self._bytes = 0
         self._left = 0
         self.hits = self.misses = 0  # for people: keys found here or being loaded, and keys that were neither
@@ -69,7 +67,7 @@ class ChunkCache:
     def bytes_max(self) -> int:
         return self._bytes_max
 
-    def fetch(self, wanted: Sequence[Key], load: Loader[V], *, ahead: Sequence[Key] = ()) -> list[V]:
+    def fetch(self, wanted: Sequence[K], load: Loader[K, V], *, ahead: Sequence[K] = ()) -> list[V]:
         """The value of every key in `wanted`, in order. Errors of `load` pass through.
 
         `load` gets the keys that are neither cached nor being loaded by another reader. It must return all of these
@@ -77,11 +75,11 @@ class ChunkCache:
         this reader loads by itself at once: otherwise the readers of a hanging store would queue, each until its
         deadline.
         """
-        found: dict[Key, Value] = {}
+        found: dict[K, V] = {}
         while True:
             missing = [key for key in wanted if key not in found]
             if not missing:
-                return [found[key] for key in wanted]  # type: ignore[misc]
+                return [found[key] for key in wanted]
             mine, theirs = self._claim(missing, ahead, found)
             if mine:
                 found.update(self._load(mine, load))
@@ -91,24 +89,24 @@ class ChunkCache:
             if missed := [key for key in theirs if key not in found]:
                 found.update(self._load_alone(missed, load))
 
-    def keep(self, loaded: Mapping[Key, Value]) -> None:
+    def keep(self, loaded: Mapping[K, V]) -> None:
         """Add values that came with another request; cached values stay."""
         with self._lock:
             self._keep(loaded.items())
 
-    def drop(self, keys: Sequence[Key]) -> None:
+    def drop(self, keys: Sequence[Hashable]) -> None:
         """Evict these keys, and all keys of the same bodies."""
         with self._lock:
             for key in keys:
                 if (entry := self._entry_of.get(key)) is not None:
                     self._forget(entry)
 
-    def peek(self, key: Key) -> Value | None:
+    def peek(self, key: Hashable) -> object:
         """The cached value, without marking it as used."""
         with self._lock:
             return self._values.get(key)
 
-    def leave_behind(self, keys: Iterable[Key]) -> None:
+    def leave_behind(self, keys: Iterable[Hashable]) -> None:
         """Mark keys that a stream has passed and will not read again: most are evicted first."""
         with self._lock:
             for entry in dict.fromkeys(self._entry_of[key] for key in keys if key in self._entry_of):
@@ -116,11 +114,9 @@ class ChunkCache:
                 if self._left % LEFT_KEPT:
                     self._entries.move_to_end(entry, last=False)
 
-    def _claim(
-        self, missing: Sequence[Key], ahead: Sequence[Key], found: dict[Key, Value]
-    ) -> tuple[list[Key], dict[Key, _Flight]]:
-        mine: list[Key] = []
-        theirs: dict[Key, _Flight] = {}
+    def _claim(self, missing: Sequence[K], ahead: Sequence[K], found: dict[K, V]) -> tuple[list[K], dict[K, _Flight]]:
+        mine: list[K] = []
+        theirs: dict[K, _Flight] = {}
         with self._lock:
             for key in missing:
                 if key in self._values:
@@ -138,8 +134,8 @@ class ChunkCache:
             self._flights.update(dict.fromkeys(mine, _Flight()))
         return mine, theirs
 
-    def _load(self, mine: Sequence[Key], load: Loader[V]) -> Mapping[Key, V]:
-        loaded: Mapping[Key, V] = {}
+    def _load(self, mine: Sequence[K], load: Loader[K, V]) -> Mapping[K, V]:
+        loaded: Mapping[K, V] = {}
         try:
             loaded = load(mine)
         finally:
@@ -154,13 +150,13 @@ class ChunkCache:
                     flight.landed.set()
         return loaded
 
-    def _load_alone(self, keys: Sequence[Key], load: Loader[V]) -> Mapping[Key, V]:
+    def _load_alone(self, keys: Sequence[K], load: Loader[K, V]) -> Mapping[K, V]:
         loaded = load(keys)
         with self._lock:
             self._keep(loaded.items())
         return loaded
 
-    def _keep(self, loaded: Iterable[tuple[Key, Value]]) -> None:
+    def _keep(self, loaded: Iterable[tuple[K, V]]) -> None:
         entries: dict[int, _Entry] = {}
         for key, value in loaded:
             if key in self._values:  # another reader loaded it too, after a failed load
@@ -190,7 +186,7 @@ class _Entry:
     __slots__ = ("keys", "size_bytes")
 
     def __init__(self, size_bytes: int) -> None:
-        self.keys: list[Key] = []
+        self.keys: list[Hashable] = []
         self.size_bytes = size_bytes
 
 
@@ -201,4 +197,4 @@ class _Flight:
 
     def __init__(self) -> None:
         self.landed = threading.Event()
-        self.values: Mapping[Key, Value] = {}
+        self.values: Mapping[Any, Any] = {}

@@ -1,9 +1,7 @@
-"""A persistent cache on disk: a chunk or a segment's indexes is fetched once.
+"""Persistent caches on a disk: files of which the least recently used are deleted first. Never a source of truth.
 
-A piece is a file, ``<root>/<2 hex digits>/<32 hex digits of the object's name>-<number>``, with the bytes as the store
-has them. Object names are never reused, so a piece is never stale. Nothing is synced or checksummed here: the reader
-checks each piece as it checks a GET, and calls `forget` for a wrong one. A disk error turns the cache off. Other files
-in the directory are not touched. One process at a time uses the directory (`LOCK`).
+Nothing is synced or checksummed here: the reader checks each file as it checks a GET, and has a wrong one removed. A
+disk error turns the cache off. Files of other names are not touched. Writes: a temporary name, then a rename.
 """
 
 from __future__ import annotations
@@ -15,34 +13,170 @@ from collections import OrderedDict
 from contextlib import suppress
 from itertools import count
 
-from local.errors import AccessDenied, Conflict, DiskFailed, LogError, NotFound
+from local.errors import Conflict, DiskFailed, LogError, NotFound
 from local.storage import Storage, StorageFile, join
 from remote.store import Body
 
 LOCK = ".lock"
-WHOLE = -1  # in place of a piece's number: the whole object
-_PART = ".part"  # suffix of a piece that is being written
-_PIECE = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{30}-(?:-1|[0-9]+)(\.[0-9]+\.part)?", re.ASCII)
+WHOLE = -1  # in place of a chunk's number: the whole object
+FOLDER_LETTERS = 2  # a cache has files in its directory, or in folders whose names have this length
+_PIECE = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{30}-(?:-1|[0-9]+)(?P<unfinished>\.[0-9]+\.part)?", re.ASCII)
 
 _log = logging.getLogger(__name__)
 
 
-class DiskCache:
-    """A disk cache in `root`. Thread safe."""
+class CachedFiles:
+    """Files below `root` of at most `bytes_max` in all, by path. Thread safe."""
 
-    def __init__(self, storage: Storage, root: str, bytes_max: int, lock: StorageFile | None = None) -> None:
-        """`root` must exist; `close` releases `lock`. Raises AccessDenied, DiskFailed."""
-        self._storage = storage
-        self._root = root
-        self._bytes_max = bytes_max
-        self._held = lock
+    def __init__(
+        self, storage: Storage, root: str, bytes_max: int, paths: re.Pattern[str], *, is_writer: bool = True
+    ) -> None:
+        """`paths` matches the paths of files, with the group ``unfinished`` for the rest of an interrupted write.
+
+        Only one process at a time may be the writer; the others read.
+        """
+        self._storage, self._root = storage, root
+        self._bytes_max, self._paths = bytes_max, paths
+        self._is_writer, self._is_off = is_writer, False
         self._lock = threading.Lock()
-        self._sizes: OrderedDict[str, int] = OrderedDict()  # least recently used first
+        self._sizes: OrderedDict[str, int] = OrderedDict()  # least recently used first; empty unless a writer
         self._bytes = 0
         self._numbers = count()
         self._lacked_room = False
-        self._is_off = False
-        self._know()
+
+    @property
+    def size_bytes(self) -> int:
+        return self._bytes
+
+    def load(self) -> None:
+        """Find the files of an earlier process, oldest first; remove its unfinished ones. Raises AccessDenied."""
+        found: list[tuple[int, str, int]] = []
+        names = [each for each in self._storage.list(self._root) if len(each) == FOLDER_LETTERS]
+        folders = [each for each in names if self._storage.is_directory(join(self._root, each))]
+        for folder in ("", *folders):
+            for name, facts in self._storage.list_files(join(self._root, folder) if folder else self._root).items():
+                parsed = self._paths.fullmatch(f"{folder}/{name}" if folder else name)
+                if parsed is not None and parsed["unfinished"]:
+                    self._unlink(parsed[0])
+                elif parsed is not None:
+                    found.append((facts.modified_ms, parsed[0], facts.size_bytes))
+        for _, path, size in sorted(found):
+            self._sizes[path] = size
+            self._bytes += size
+        self._make_room()
+
+    def load_or_turn_off(self) -> None:
+        try:
+            self._storage.make_directory(self._root)
+            self.load()
+        except (LogError, OSError) as error:
+            self._turn_off(error)
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._sizes
+
+    def paths(self) -> list[str]:
+        with self._lock:
+            return list(self._sizes)
+
+    def get(self, path: str) -> bytes | None:
+        with self._lock:
+            if self._is_off or (self._is_writer and path not in self._sizes):
+                return None
+            if self._is_writer:
+                self._sizes.move_to_end(path)
+        try:
+            return self._storage.read(join(self._root, path))
+        except NotFound:
+            self._strike(path)
+        except (LogError, OSError) as error:
+            self._turn_off(error)
+        return None
+
+    def put(self, path: str, body: Body) -> None:
+        """Store a file, also in place of an older one; evict the least recently used ones to make room."""
+        size = len(body)
+        with self._lock:
+            if self._is_off or not self._is_writer or size > self._bytes_max:
+                return
+            aside = f"{join(self._root, path)}.{next(self._numbers)}.part"
+        try:
+            self._storage.make_directory(aside.rpartition("/")[0])
+            file = self._storage.create(aside)
+            try:
+                file.append(body)
+            finally:
+                file.close()
+            self._storage.rename(aside, join(self._root, path))
+        except NotFound:
+            return  # another program emptied the directory at this moment
+        except (LogError, OSError) as error:
+            self._not_stored(aside, error)
+            return
+        self._lacked_room = False
+        with self._lock:
+            self._bytes += size - self._sizes.pop(path, 0)
+            self._sizes[path] = size
+        self._make_room()
+
+    def remove(self, path: str) -> None:
+        self._strike(path)
+        self._unlink(path)
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_off = True
+
+    def _make_room(self) -> None:
+        evicted = []
+        with self._lock:
+            while self._bytes > self._bytes_max:
+                path, size = self._sizes.popitem(last=False)
+                self._bytes -= size
+                evicted.append(path)
+        for path in evicted:
+            self._unlink(path)
+
+    def _strike(self, path: str) -> None:
+        with self._lock:
+            self._bytes -= self._sizes.pop(path, 0)
+
+    def _unlink(self, path: str) -> None:
+        try:
+            self._storage.unlink(join(self._root, path))
+        except (LogError, OSError) as error:
+            self._turn_off(error)
+
+    def _not_stored(self, aside: str, error: Exception) -> None:
+        """Skip a file that a full disk has no room for. Every other error turns the cache off."""
+        if not (isinstance(error, DiskFailed) and error.lacks_room):
+            self._turn_off(error)
+            return
+        with suppress(LogError):
+            self._storage.unlink(aside)
+        if not self._lacked_room:
+            _log.warning("the disk cache has no space, caching resumes when there is space: directory=%s", self._root)
+        self._lacked_room = True
+
+    def _turn_off(self, error: Exception) -> None:
+        with self._lock:
+            was_off, self._is_off = self._is_off, True
+        if not was_off:
+            _log.warning("the disk cache is disabled after an error: directory=%s cause=%s", self._root, error)
+
+
+class DiskCache:
+    """Chunks and indexes of segments in ``<root>/<2 hex digits>/<32 hex digits of the object's name>-<number>``.
+
+    The bytes are the store's. Object names are never reused, so a file is never stale. One process at a time uses the
+    directory (`LOCK`). Thread safe.
+    """
+
+    def __init__(self, storage: Storage, root: str, bytes_max: int, lock: StorageFile | None = None) -> None:
+        """`root` must exist; `close` releases `lock`. Raises AccessDenied, DiskFailed."""
+        self._files = CachedFiles(storage, root, bytes_max, _PIECE)
+        self._root, self._held = root, lock
+        self._files.load()
 
     @classmethod
     def open(cls, storage: Storage, root: str, bytes_max: int) -> DiskCache | None:
@@ -65,119 +199,31 @@ class DiskCache:
 
     @property
     def size_bytes(self) -> int:
-        return self._bytes
+        return self._files.size_bytes
 
     def get(self, name: str, number: int) -> bytes | None:
-        piece = _file_of(name, number)
-        with self._lock:
-            if self._is_off or piece not in self._sizes:
-                return None
-            self._sizes.move_to_end(piece)
-        try:
-            return self._storage.read(join(self._root, piece))
-        except NotFound:
-            self._strike(piece)
-        except (AccessDenied, DiskFailed) as error:
-            self._turn_off(error)
-        return None
+        return self._files.get(_path_of(name, number))
 
     def keep(self, name: str, number: int, body: Body) -> None:
-        """Store a piece, and evict the least recently used ones to make room."""
-        piece, size = _file_of(name, number), len(body)
-        with self._lock:
-            if self._is_off or piece in self._sizes or size > self._bytes_max:
-                return
-            aside = f"{join(self._root, piece)}.{next(self._numbers)}{_PART}"
-        try:
-            self._storage.make_directory(join(self._root, piece[:2]))
-            file = self._storage.create(aside)
-            try:
-                file.append(body)
-            finally:
-                file.close()
-            self._storage.rename(aside, join(self._root, piece))
-        except NotFound:
-            return  # another program emptied the directory at this moment
-        except (AccessDenied, DiskFailed) as error:
-            self._not_kept(aside, error)
-            return
-        self._lacked_room = False
-        with self._lock:
-            self._bytes += size - self._sizes.pop(piece, 0)
-            self._sizes[piece] = size
-        self._make_room()
+        path = _path_of(name, number)
+        if path not in self._files:
+            self._files.put(path, body)
 
     def forget(self, name: str, number: int) -> None:
-        """Remove a piece that does not match its index."""
-        piece = _file_of(name, number)
-        _log.warning("a cached chunk was damaged and is read again: file=%s object=%s", join(self._root, piece), name)
-        self._strike(piece)
-        self._remove(piece)
+        """Remove a chunk that does not match its index."""
+        path = _path_of(name, number)
+        _log.warning("a cached chunk was damaged and is read again: file=%s object=%s", join(self._root, path), name)
+        self._files.remove(path)
 
     def close(self) -> None:
         """Release the directory for another process. Idempotent."""
-        with self._lock:
-            self._is_off = True
-            held, self._held = self._held, None
+        self._files.close()
+        held, self._held = self._held, None
         if held is not None:
             held.close()
 
-    def _know(self) -> None:
-        """Load the pieces of an earlier process, oldest first; remove its unfinished ones."""
-        found: list[tuple[int, str, int]] = []
-        for directory in self._storage.list(self._root):
-            if len(directory) != 2 or not self._storage.is_directory(join(self._root, directory)):
-                continue
-            for name, facts in self._storage.list_files(join(self._root, directory)).items():
-                parsed = _PIECE.fullmatch(f"{directory}/{name}")
-                if parsed is not None and parsed[2]:
-                    self._remove(parsed[0])
-                elif parsed is not None:
-                    found.append((facts.modified_ms, parsed[0], facts.size_bytes))
-        for _, piece, size in sorted(found):
-            self._sizes[piece] = size
-            self._bytes += size
-        self._make_room()
 
-    def _make_room(self) -> None:
-        evicted = []
-        with self._lock:
-            while self._bytes > self._bytes_max:
-                piece, size = self._sizes.popitem(last=False)
-                self._bytes -= size
-                evicted.append(piece)
-        for piece in evicted:
-            self._remove(piece)
-
-    def _strike(self, piece: str) -> None:
-        with self._lock:
-            self._bytes -= self._sizes.pop(piece, 0)
-
-    def _remove(self, piece: str) -> None:
-        try:
-            self._storage.unlink(join(self._root, piece))
-        except LogError as error:
-            self._turn_off(error)
-
-    def _not_kept(self, aside: str, error: LogError) -> None:
-        """Skip a piece that a full disk has no room for. Every other error turns the cache off."""
-        if not (isinstance(error, DiskFailed) and error.lacks_room):
-            self._turn_off(error)
-            return
-        with suppress(LogError):
-            self._storage.unlink(aside)
-        if not self._lacked_room:
-            _log.warning("the disk cache has no space, caching resumes when there is space: directory=%s", self._root)
-        self._lacked_room = True
-
-    def _turn_off(self, error: LogError) -> None:
-        with self._lock:
-            was_off, self._is_off = self._is_off, True
-        if not was_off:
-            _log.warning("the disk cache is disabled after an error: directory=%s cause=%s", self._root, error)
-
-
-def _file_of(name: str, number: int) -> str:
+def _path_of(name: str, number: int) -> str:
     import hashlib
 
     digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()

@@ -36,7 +36,7 @@ import msgspec
 
 from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
 from local.verify.findings import Finding, FindingCode, Severity, corrupt, damaged, info, warning
-from remote.fetch.chunk_cache import ChunkCache
+from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.fetch.segment_check import CheckContents, check_segment, only_read, unreadable
 from remote.gc.fork_references import named_by_forks

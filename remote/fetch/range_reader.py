@@ -22,8 +22,8 @@ from itertools import groupby
 from local.errors import Corrupt, LogError, NotFound
 from local.format.crc32c import crc32c, crc32c_each
 from local.index import offset_index, time_index
-from remote.fetch.chunk_cache import ChunkCache, Key, Slice
-from remote.fetch.disk_cache import WHOLE, DiskCache
+from remote.cache.chunk_cache import ChunkCache, Slice
+from remote.cache.disk_cache import WHOLE, DiskCache
 from remote.keys import full_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
@@ -35,6 +35,7 @@ from remote.segments.object_encoding import CODECS, open_chunk, open_ring
 from remote.store import Body, ObjectStore, read_named
 
 RANGE_BYTES = 8 << 20  # the knee of the throughput curve on a fast link
+Key = tuple[str, int]  # (full key of an object, number of a chunk or `_INDEXES`)
 _Piece = tuple[int, Body]  # (chunk number, stored bytes)
 # Decodes a chunk, or raises Corrupt: (number, stored bytes, `is_sound`: whether its checksum was compared already).
 Opener = Callable[..., Slice]

@@ -8,15 +8,14 @@ NotFound. Then read the newest manifest and ask again.
 from __future__ import annotations
 
 import itertools
-import threading
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from typing import TypeVar
 
 from local.errors import Corrupt
+from remote.cache.chunk_cache import ChunkCache
 from remote.manifest.disk_cache_of_manifests import ManifestDiskCache
 from remote.manifest.manifest import Manifest, PageEntry
 from remote.manifest.manifest_page import DecodedPage, Rows, decode_page
@@ -36,36 +35,7 @@ _base_offset = attrgetter("base_offset")
 PageName = tuple[int, str, int, int]
 
 
-class PageCache:
-    """The most recently used pages, of at most `rows_max` entries or one page. Thread safe."""
-
-    def __init__(self, rows_max: int = CACHED_ENTRIES_MAX) -> None:
-        self._rows_max = rows_max
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[PageName, Rows] = OrderedDict()
-        self._entries = 0
-
-    @property
-    def entries(self) -> int:
-        return self._entries
-
-    def get(self, name: PageName) -> Rows | None:
-        with self._lock:
-            if (known := self._kept.get(name)) is not None:
-                self._kept.move_to_end(name)
-            return known
-
-    def keep(self, name: PageName, entries: Rows) -> None:
-        with self._lock:
-            if (before := self._kept.pop(name, None)) is not None:
-                self._entries -= len(before)
-            self._kept[name] = entries
-            self._entries += len(entries)
-            while self._entries > self._rows_max and len(self._kept) > 1:
-                self._entries -= len(self._kept.popitem(last=False)[1])
-
-
-PROCESS_PAGES = PageCache()
+PROCESS_PAGES = ChunkCache(CACHED_ENTRIES_MAX)
 _owners = itertools.count()
 
 
@@ -82,7 +52,7 @@ class Pages:
         store: ObjectStore,
         prefix: str,
         *,
-        cache: PageCache = PROCESS_PAGES,
+        cache: ChunkCache = PROCESS_PAGES,
         copies: ManifestDiskCache | None = None,
     ) -> None:
         """`copies` also caches pages on a disk."""
@@ -92,39 +62,16 @@ class Pages:
         self.sealer = sealer_of(store, prefix)
         self._cache = cache
         self.owner = new_owner()
-        self._lock = threading.Lock()
-        self._flights: dict[PageName, _Flight] = {}
 
     def entries(self, page: PageEntry) -> Rows:
         """All entries of a page. Raises NotFound without it, Corrupt if two reads differ from `page`."""
-        name = self._name(page)
-        with self._lock:
-            if (known := self._cache.get(name)) is not None:
-                return known
-            other = self._flights.get(name)
-            if other is None:
-                own = self._flights[name] = _Flight()
-        if other is not None:
-            other.landed.wait()
-            return other.entries if other.entries is not None else self._loaded(page)
-        try:
-            own.entries = self._loaded(page)
-            return own.entries
-        finally:
-            with self._lock:
-                del self._flights[name]
-            own.landed.set()
+        return self._cache.fetch([self._name(page)], lambda names: {names[0]: self._read(page)})[0]
 
     def keep(self, page: PageEntry, entries: Rows) -> None:
-        self._cache.keep(self._name(page), entries)
+        self._cache.keep({self._name(page): entries})
 
     def _name(self, page: PageEntry) -> PageName:
         return self.owner, page.key, page.page_bytes, page.page_crc32c
-
-    def _loaded(self, page: PageEntry) -> Rows:
-        entries = self._read(page)
-        self.keep(page, entries)
-        return entries
 
     def _read(self, page: PageEntry) -> Rows:
         copy = self._copies.page(self._prefix, page.key) if self._copies is not None else None
@@ -217,16 +164,6 @@ class MetadataIndex:
             return entries.first_at(timestamp_ms, max(start, self.manifest.min_readable_offset), end)
         stamped = (entry for entry in self._inside(page, start, end) if entry.max_timestamp_ms is not None)
         return next((entry for entry in stamped if (entry.max_timestamp_ms or 0) >= timestamp_ms), None)
-
-
-class _Flight:
-    """A page that is being read. `entries` stays None if the read failed."""
-
-    __slots__ = ("entries", "landed")
-
-    def __init__(self) -> None:
-        self.landed = threading.Event()
-        self.entries: Rows | None = None
 
 
 def _touching(parts: Sequence[P], start: int, end: int | None) -> Iterable[P]:

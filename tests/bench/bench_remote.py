@@ -46,7 +46,7 @@ from local_servers import ACCESS_KEY, KINDS, SECRET_KEY, RunningServer
 from local.format.record import Record
 from local.names import TopicPartition
 from local.records.batch import encode_batch
-from remote.fetch.chunk_cache import CACHE_BYTES, ChunkCache
+from remote.cache.chunk_cache import CACHE_BYTES, ChunkCache
 from remote.fetch.range_reader import RANGE_BYTES, RangePredictor, RemotePartition
 from remote.fetch.read_ahead import THREADS
 from remote.manifest.commit_protocol import MetadataLog

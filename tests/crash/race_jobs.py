@@ -10,7 +10,7 @@ from race_stage import HOUR, Actor, GatedStore, Life, ProcessDied
 from race_truth import Truth
 
 from local.errors import LogError
-from remote.fetch.chunk_cache import ChunkCache
+from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.gc.pins import list_pins
 from remote.keys import new_ulid

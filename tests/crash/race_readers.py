@@ -8,7 +8,7 @@ from race_stage import HOUR, Actor, GatedStore, Life, ProcessDied
 from race_truth import Truth, plain, records_in, view_name
 
 from local.errors import Conflict, NotFound, OffsetOutOfRange, Unavailable
-from remote.fetch.chunk_cache import ChunkCache
+from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.gc.pins import Pin, pin_newest, release
 from remote.manifest.commit_protocol import MetadataLog

@@ -10,8 +10,8 @@ from fault_kinds import ALL, Kind
 from run_profile import FAULT_SEEDS, FAULT_STRIDE, FAULT_STRIDE_ENCRYPTED, sampled
 
 from local.errors import AlreadyExists, Fenced, LogError
+from remote.cache.chunk_cache import Slice
 from remote.fetch import range_reader
-from remote.fetch.chunk_cache import Slice
 from remote.gc import delayed_delete
 from remote.keys import manifest_key
 from remote.manifest.commit_protocol import MetadataLog

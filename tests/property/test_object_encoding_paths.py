@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from run_profile import examples
 
 from local.errors import AccessDenied, Corrupt
-from remote.fetch.chunk_cache import ChunkCache
+from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.segments.encryption import INDEXES_MAGIC, KeyRing
 from remote.segments.index_bundle import AES_256_GCM, PLAIN, RAW, ZSTD, ChunkTable, decode_chunks

@@ -30,7 +30,7 @@ from typing import NamedTuple, Protocol
 
 from local.errors import AccessDenied, AlreadyExists, Conflict, Corrupt, InvalidRequest, LogError, NotFound
 from local.log import Log
-from remote.fetch.chunk_cache import ChunkCache
+from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.fetch.segment_check import check_segment
 from remote.keys import MANIFESTS, VIEWS, full_key, new_ulid, parse_manifest_key, parse_page_key, parse_view_key

@@ -32,7 +32,7 @@ from local.format.crc32c import crc32c
 from local.index.index_files import IndexRows
 from local.log import Log
 from local.records.batch_runs import BatchRuns
-from remote.fetch.chunk_cache import ChunkCache
+from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition
 from remote.gc.fork_references import forks_of
 from remote.gc.pins import list_pins

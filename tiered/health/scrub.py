@@ -33,8 +33,8 @@ from local.records.batch import read_marker
 from local.records.batch_runs import BatchRuns, Run
 from local.verify.findings import DAMAGED, Finding, Severity, corrupt, damaged, warning
 from local.verify.index_checks import check_offset_index, check_time_index
+from remote.cache.chunk_cache import ChunkCache
 from remote.check.partition_check import BucketReport, can_list, is_still_named, survey_partition
-from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.fetch.segment_check import ReadRange, check_segment, unreadable
 from remote.keys import full_key, parse_data_key, parse_view_key

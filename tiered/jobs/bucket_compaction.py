@@ -45,7 +45,7 @@ from local.index.txn_index import AbortedTransaction
 from local.log.producer_state import ProducerEntry
 from local.names import TopicPartition
 from policies.rules import PartitionRules
-from remote.fetch.chunk_cache import ChunkCache
+from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName

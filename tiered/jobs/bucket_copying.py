@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from local.errors import Conflict, InvalidRequest, LogError, NotFound
 from policies.cost.prices import BUILT_IN, PriceTable
-from remote.fetch.chunk_cache import ChunkCache
+from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog

@@ -41,7 +41,7 @@ from local.records.isolation import aborted_batches
 from local.segment.segment import Segment
 from local.segment.segment_reading import slice_bounds
 from local.storage import SegmentFiles, Storage, join
-from remote.fetch.chunk_cache import ChunkCache
+from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition
 from remote.gc.object_deletion import DeleteReason, delete_objects
 from remote.manifest.catalog import RemotePartitionName

@@ -37,7 +37,7 @@ from local.errors import Conflict, InvalidRequest, LogError, NotFound
 from local.log.checkpoints import parse_entries
 from local.names import new_topic_id
 from policies.remote_retention import collectable_upto
-from remote.fetch.chunk_cache import ChunkCache
+from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.gc.delayed_delete import collect_manifests
 from remote.keys import new_ulid

@@ -36,7 +36,7 @@ from local.verify.findings import Finding
 from local.verify.findings import error as error_code
 from policies.cost.prices import BUILT_IN, PriceTable
 from policies.cost.storage_cost import request_cost, retrieval_cost
-from remote.fetch.chunk_cache import ChunkCache
+from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition, why_missing
 from remote.keys import full_key, own_part, parse_view_key
 from remote.manifest.catalog import RemotePartitionName

@@ -56,7 +56,7 @@ from local.storage import DiskStorage, Storage, join
 from policies.cost.prices import BUILT_IN, PriceTable
 from policies.cost.storage_cost import DAYS_PER_MONTH, monthly_storage
 from policies.rules import deletion_due_ms
-from remote.fetch.chunk_cache import ChunkCache
+from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.gc.fork_references import forks_of
 from remote.gc.pins import list_pins

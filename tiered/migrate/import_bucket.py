@@ -39,8 +39,8 @@ from local.log.producer_state import ProducerState, decode_snapshot, encode_snap
 from local.names import new_topic_id
 from local.verify.findings import Finding, Severity
 from policies.cost.prices import BUILT_IN, PriceTable
+from remote.cache.chunk_cache import ChunkCache
 from remote.external.external_layout import ExternalFormat, ExternalName, ExternalObject, ExternalParts
-from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.catalog import RemotePartitionName, list_partitions
 from remote.manifest.commit_protocol import MetadataLog

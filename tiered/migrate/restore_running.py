@@ -78,7 +78,7 @@ from local.names import (
     segment_file,
 )
 from local.storage import Storage, join, replace_file
-from remote.fetch.chunk_cache import ChunkCache
+from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition, why_missing
 from remote.manifest.commit_protocol import MetadataLog
 from remote.segment_entry import SegmentEntry

@@ -41,8 +41,8 @@ from local.storage import Storage
 from policies.placement import choose_log_dir
 from policies.rules import PartitionRules
 from policies.tier_relation import Relation
-from remote.fetch.chunk_cache import ChunkCache
-from remote.fetch.disk_cache import DiskCache
+from remote.cache.chunk_cache import ChunkCache
+from remote.cache.disk_cache import DiskCache
 from remote.fetch.range_reader import RangePredictor, RemotePartition
 from remote.gc.pins import PinWatch
 from remote.keys import partition_prefix

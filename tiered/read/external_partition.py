@@ -17,6 +17,7 @@ from local.index import offset_index, time_index, txn_index
 from local.index.index_files import slices_of
 from local.log.producer_state import ProducerState, encode_snapshot
 from local.verify.findings import Finding, Severity, damaged, warning
+from remote.cache.chunk_cache import ChunkCache, Slice
 from remote.external.external_layout import (
     Cipher,
     ExternalFormat,
@@ -27,7 +28,6 @@ from remote.external.external_layout import (
     open_chunk,
 )
 from remote.external.external_log import Copy, ExternalManifests, choose
-from remote.fetch.chunk_cache import ChunkCache, Slice
 from remote.fetch.range_reader import Opener, RemotePartition
 from remote.manifest.commit_protocol import MetadataLog
 from remote.segment_entry import IndexRange, SegmentEntry

@@ -39,7 +39,7 @@ from local.log import Log
 from local.logdirs.log_moves import view_files
 from local.names import VIEW_CATALOG, VIEW_PARTS
 from local.storage import Storage, join, parent, replace_file
-from remote.fetch.chunk_cache import ChunkCache
+from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.keys import VIEWS
 from remote.manifest.view import CompactedView, find_view

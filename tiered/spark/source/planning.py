@@ -33,10 +33,10 @@ from local.index import offset_index
 from local.index.txn_index import AbortedTransaction
 from local.names import TopicPartition
 from local.records.isolation import Isolation
+from remote.cache.chunk_cache import ChunkCache
 from remote.external.external_formats import external_format
 from remote.external.external_layout import OURS, ExternalFormat, ExternalName, Layout
 from remote.external.external_log import external_manifests
-from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.gc.pins import Pin, release_all
 from remote.manifest.catalog import RemotePartitionName, list_partitions

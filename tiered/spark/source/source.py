@@ -177,8 +177,8 @@ def partition_rows(
     store: ObjectStore, layout: ExternalFormat | None, name: RemotePartitionName, table: TableOptions
 ) -> Iterator[Row]:
     """The rows of one partition; `layout` None is our own."""
+    from remote.cache.chunk_cache import ChunkCache
     from remote.external.external_layout import ExternalName
-    from remote.fetch.chunk_cache import ChunkCache
     from tiered.inspect.segment_table import rows_in, segment_rows
     from tiered.read.external_partition import external_source
 

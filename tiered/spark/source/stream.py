@@ -30,7 +30,7 @@ from pyspark.sql.streaming.datasource import (
 
 from local.errors import InvalidRequest, NotFound, OffsetOutOfRange
 from local.names import TopicPartition
-from remote.fetch.chunk_cache import ChunkCache
+from remote.cache.chunk_cache import ChunkCache
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_lookup import MetadataIndex

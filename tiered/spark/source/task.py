@@ -36,9 +36,9 @@ from local.format.columns import Columns
 from local.index import offset_index
 from local.names import TopicPartition
 from local.records.isolation import without_aborted
+from remote.cache.chunk_cache import ChunkCache
 from remote.external.external_formats import external_format
 from remote.external.external_layout import OURS, LayoutOptions
-from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.commit_protocol import MetadataLog
 from remote.segment_entry import SegmentEntry

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from local.errors import Unavailable
-from remote.fetch.chunk_cache import LEFT_KEPT, ChunkCache, Slice
+from remote.cache.chunk_cache import LEFT_KEPT, ChunkCache, Slice
 
 
 def test_cache_holds_the_last_used_chunks_within_its_bytes():
@@ -153,7 +153,7 @@ def test_readers_of_a_store_that_hangs_do_not_wait_one_after_another(monkeypatch
                 all_wait.set()
             return super().wait(timeout)
 
-    monkeypatch.setattr("remote.fetch.chunk_cache.threading", SimpleNamespace(Event=Landed, Lock=threading.Lock))
+    monkeypatch.setattr("remote.cache.chunk_cache.threading", SimpleNamespace(Event=Landed, Lock=threading.Lock))
     cache, side_by_side = ChunkCache(), threading.Barrier(readers - 1)
 
     def fail_first(keys):

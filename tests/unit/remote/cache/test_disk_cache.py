@@ -17,8 +17,8 @@ from test_range_reader import BODY, CHUNK, PREFIX, copied
 from local.errors import AccessDenied, InvalidRequest, LogError, NotFound
 from local.logdirs.log_dirs import LogDirectories
 from local.storage import DiskStorage
-from remote.fetch.chunk_cache import ChunkCache
-from remote.fetch.disk_cache import LOCK, WHOLE, DiskCache
+from remote.cache.chunk_cache import ChunkCache
+from remote.cache.disk_cache import LOCK, WHOLE, DiskCache
 from remote.fetch.range_reader import RemotePartition
 from remote.store import Body
 from remote.store.memory_store import MemoryStore
@@ -120,7 +120,7 @@ def test_only_chunks_are_deleted_from_a_directory_that_others_use_too(tmp_path: 
     assert cache.size_bytes == 0
     for number in range(9):
         cache.keep("a", number, b"%010d" % number)
-    piece = next(iter(cache._sizes))
+    piece = next(iter(cache._files.paths()))
     (tmp_path / f"{piece}.7.part").write_bytes(b"half a piece")
     cache.close()
     smaller = DiskCache.open(DiskStorage(), str(tmp_path), 10)
@@ -201,7 +201,9 @@ def test_a_damaged_cached_chunk_is_fetched_again(number: int) -> None:
     damaged = bytearray(cache.get(name, number) or b"")
     assert damaged
     for change in (bytes(damaged[:-1]), bytes([damaged[0] ^ 1]) + bytes(damaged[1:]), b""):
-        cache._strike(next(piece for piece in cache._sizes if cache.get(name, number) and piece.endswith(f"-{number}")))
+        cache._files._strike(
+            next(piece for piece in cache._files.paths() if cache.get(name, number) and piece.endswith(f"-{number}"))
+        )
         cache.keep(name, number, change)
         meter = MeteredStore(store)
         assert bytes(RemotePartition(meter, PREFIX, ChunkCache(0), disk=cache).read(entry, 0, len(BODY))) == BODY

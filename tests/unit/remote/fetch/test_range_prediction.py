@@ -11,7 +11,7 @@ import pytest
 from test_range_reader import PREFIX, segment_of
 
 from local.errors import Corrupt
-from remote.fetch.chunk_cache import ChunkCache
+from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import REST, WRONG_MAX, RangePredictor, RemotePartition
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments

@@ -9,7 +9,7 @@ import pytest
 
 from local.errors import Corrupt, InvalidRequest, NotFound, Unavailable
 from local.format.crc32c import crc32c
-from remote.fetch.chunk_cache import ChunkCache
+from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.segments.index_bundle import (
     ChunkTable,

@@ -13,8 +13,8 @@ import pytest
 from test_range_reader import CHUNK, PREFIX, segment_of
 
 from local.errors import Unavailable
+from remote.cache.chunk_cache import ChunkCache
 from remote.fetch import read_ahead
-from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.fetch.read_ahead import SequentialReader
 from remote.segment_entry import SegmentEntry

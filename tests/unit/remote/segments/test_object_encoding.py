@@ -19,7 +19,7 @@ from remote_samples import manifest
 
 from local.errors import AccessDenied, Corrupt, InvalidRequest, Unavailable
 from local.format.crc32c import crc32c
-from remote.fetch.chunk_cache import ChunkCache
+from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.keys import parse_data_key
 from remote.manifest.manifest_changes import add_segments

@@ -15,8 +15,8 @@ from local.format.record import Record
 from local.index import offset_index, time_index
 from local.names import TopicPartition
 from local.records.batch import encode_batch
+from remote.cache.chunk_cache import ChunkCache
 from remote.fetch import range_reader, read_ahead
-from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments
