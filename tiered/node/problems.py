@@ -85,6 +85,15 @@ class ProblemGroup:
         return self.members[0]
 
     @property
+    def count(self) -> int:
+        return len(self.members)
+
+    @property
+    def thing(self) -> str:
+        """What the places are."""
+        return "partition" if all(each.partition is not None for each in self.members) else "place"
+
+    @property
     def places(self) -> tuple[str, ...]:
         return tuple(each.where for each in self.members)
 
@@ -101,8 +110,7 @@ class ProblemGroup:
 
     @property
     def line(self) -> str:
-        thing = "partition" if all(each.partition is not None for each in self.members) else "place"
-        return group_line(self.places, self.what, thing)
+        return group_line(self.places, self.what, self.thing)
 
 
 def group_line(places: Sequence[str], cause: str, thing: str = "partition") -> str:

@@ -1,4 +1,4 @@
-"""Metrics of a running manager: table of names and meanings, values, and text for Prometheus.
+"""Metrics of a running manager: values of the table ``metrics.toml``, and text for Prometheus.
 
 Figures come from the manager's memory, without requests to the store; only unread time indexes are read from the disk.
 Labels are topics, partitions only on request. The text is Prometheus' exposition format 0.0.4 or OpenMetrics 1.0, which
@@ -12,11 +12,12 @@ import platform
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from operator import attrgetter
 from typing import Any
+
+import msgspec
 
 from local.errors import Conflict, RemoteLost
 from local.kernels import implementation
@@ -31,6 +32,7 @@ from remote.store.middleware.metered_store import RequestCounts
 from tiered import __version__
 from tiered.config.price_file import prices_or_none
 from tiered.manager.manager import LogManager
+from tiered.observe.monitoring_files import read_table
 from tiered.partition.partition_status import PartitionStatus, partition_status
 from tiered.service.observations import HistogramCounts, Observations
 from tiered.service.worker import Worker
@@ -50,9 +52,8 @@ class Kind(Enum):
     HISTOGRAM = "histogram"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """One metric. `kafka` is the equal JMX name, empty if Kafka has none.
+class Metric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One metric of ``metrics.toml``. `kafka` is the equal JMX name, empty if Kafka has none.
 
     `of` is the attribute with its one value, such as ``cleaner.max_dirty_percent``, empty for other metrics; ms become
     seconds (`_from`). `by_partition`: labels partitions on request. `is_of_sidecar`: only `tiered adopt` has it.
@@ -68,188 +69,7 @@ class Metric:
     is_of_sidecar: bool = False
 
 
-def _metric(
-    kind: Kind, name: str, doc: str, *labels: str, of: str = "", kafka: str = "", is_of_sidecar: bool = False
-) -> Metric:
-    return Metric(name=name, kind=kind, doc=doc, labels=labels, of=of, kafka=kafka, is_of_sidecar=is_of_sidecar)
-
-
-def _tier_gauge(figure: str, name: str, doc: str, *, kafka: str = "") -> Metric:
-    return replace(_gauge(name, doc, "topic", of=f"partition.{figure}", kafka=kafka), by_partition=True)
-
-
-_counter = partial(_metric, Kind.COUNTER)
-_gauge = partial(_metric, Kind.GAUGE)
-_histogram = partial(_metric, Kind.HISTOGRAM)
-_BROKER = "kafka.server:type=BrokerTopicMetrics,name="
-_LOG = "kafka.log:type=Log,name="
-_CLEANER = "kafka.log:type=LogCleaner,name="
-_CLEANER_MANAGER = "kafka.log:type=LogCleanerManager,name="
-_REMOTE = "kafka.log.remote:type=RemoteLogManager,name="
-_READER = "org.apache.kafka.storage.internals.log:type=RemoteStorageThreadPool,name="
-
-
-def _pool(name: str, does: str, setting: str) -> tuple[Metric, ...]:
-    return (
-        _gauge(f"tiered_{name}_tasks",
-               f"Partitions with a running (`running`) or waiting (`queued`) task at the store ({does}).", "state"),
-        _gauge(f"tiered_{name}_threads", f"Number of threads for such tasks (`{setting}.thread.pool.size`).",
-               of=f"{name}.threads"),
-        _gauge(f"tiered_{name}_oldest_wait_seconds",
-               "Longest time that a partition has waited for such a thread; 0 when none waits.",
-               of=f"{name}.oldest_wait_s"),
-        _gauge(f"tiered_{name}_oldest_turn_seconds",
-               "Duration of the longest such task that is running; 0 when none is.", of=f"{name}.oldest_turn_s"),
-    )  # fmt: skip
-
-
-METRICS: tuple[Metric, ...] = (
-    # -- appends
-    _counter("tiered_append_records_total", "Offsets given to appended records since the start.",
-             "topic", kafka=_BROKER + "MessagesInPerSec"),
-    _counter("tiered_append_bytes_total", "Bytes appended to logs since the start.",
-             "topic", kafka=_BROKER + "BytesInPerSec", of="counts.appended_bytes"),
-    _histogram("tiered_fsync_duration_seconds", "Duration of an fsync.",
-               kafka="kafka.log:type=LogFlushStats,name=LogFlushRateAndTimeMs"),
-    _counter("tiered_fsync_failures_total", "Failed fsyncs; a failed fsync is never repeated."),
-    # -- content of each tier
-    _tier_gauge("local_bytes", "tiered_local_log_bytes", "Bytes of segments on the disk.", kafka=_LOG + "Size"),
-    _tier_gauge("local_segments", "tiered_local_log_segments", "Segments on the disk, the active ones too.",
-                kafka=_LOG + "NumLogSegments"),
-    _tier_gauge("remote_bytes", "tiered_remote_log_bytes",
-                "Bytes of the segments that the bucket holds, before object encoding.",
-                kafka=_BROKER + "RemoteLogSizeBytes"),
-    _tier_gauge("remote_segments", "tiered_remote_log_segments", "Segments that the bucket holds.",
-                kafka=_BROKER + "RemoteLogMetadataCount"),
-    _tier_gauge("log_start_offset", "tiered_log_start_offset",
-                "The first offset that can be read, over both tiers. Only with partitions.",
-                kafka=_LOG + "LogStartOffset"),
-    _tier_gauge("next_offset", "tiered_log_end_offset", "The offset that the next record gets. Only with partitions.",
-                kafka=_LOG + "LogEndOffset"),
-    _tier_gauge("at_risk_bytes", "tiered_unreplicated_bytes", "At risk: bytes that exist on this disk only."),
-    # -- transfer between the tiers
-    _counter("tiered_remote_copy_bytes_total", "Bytes of segments sent to the store since the start.",
-             "topic", kafka=_BROKER + "RemoteCopyBytesPerSec", of="requests.data_bytes_in"),
-    _counter("tiered_remote_copy_requests_total", "Copies of segments started since the start of the process.",
-             "topic", kafka=_BROKER + "RemoteCopyRequestsPerSec", of="counts.copy_requests"),
-    _counter("tiered_remote_copy_errors_total", "Copies of segments that failed since the start.",
-             "topic", kafka=_BROKER + "RemoteCopyErrorsPerSec", of="counts.copy_errors"),
-    _tier_gauge("lag_bytes", "tiered_remote_copy_lag_bytes", "Bytes of closed segments that are not in the bucket yet.",
-                kafka=_BROKER + "RemoteCopyLagBytes"),
-    _tier_gauge("lag_segments", "tiered_remote_copy_lag_segments", "Closed segments that are not in the bucket yet.",
-                kafka=_BROKER + "RemoteCopyLagSegments"),
-    _tier_gauge("lag_since_ms", "tiered_remote_copy_lag_seconds",
-                "Time that the oldest segment has been due for copying; 0 when none is."),
-    _tier_gauge("paused", "tiered_remote_copy_paused", "1 while uploads are paused (`tiered pause`), else 0."),
-    _tier_gauge("paused_since_ms", "tiered_remote_copy_paused_seconds",
-                "Time that uploads have been paused; 0 when they are not."),
-    _counter("tiered_remote_fetch_bytes_total", "Bytes of segments fetched from the store since the start.",
-             "topic", kafka=_BROKER + "RemoteFetchBytesPerSec", of="requests.data_bytes_out"),
-    _counter("tiered_remote_fetch_requests_total", "Fetches of segments' bytes started since the start of the process.",
-             "topic", kafka=_BROKER + "RemoteFetchRequestsPerSec", of="counts.fetch_requests"),
-    _counter("tiered_remote_fetch_errors_total", "Fetches of segments' bytes that failed since the start.",
-             "topic", kafka=_BROKER + "RemoteFetchErrorsPerSec", of="counts.fetch_errors"),
-    _counter("tiered_remote_delete_requests_total", "Deletions sent to the store since the start.",
-             "topic", kafka=_BROKER + "RemoteDeleteRequestsPerSec", of="counts.delete_requests"),
-    _counter("tiered_remote_delete_errors_total", "Deletions that failed since the start.",
-             "topic", kafka=_BROKER + "RemoteDeleteErrorsPerSec", of="counts.delete_errors"),
-    _tier_gauge("unlinked_bytes", "tiered_remote_delete_lag_bytes",
-                "Bytes of pending deletes, also within their grace period.",
-                kafka=_BROKER + "RemoteDeleteLagBytes"),
-    _tier_gauge("overdue_bytes", "tiered_remote_delete_overdue_bytes",
-                "Bytes of pending deletes after their grace period."),
-    _tier_gauge("overdue_since_ms", "tiered_remote_delete_overdue_seconds",
-                "Time since the grace period of the oldest pending delete ended; 0 when none is overdue."),
-    # -- the store
-    _counter("tiered_objstore_operations_total", "Calls to the store since the start; a call includes its retries.",
-             "op"),
-    _counter("tiered_objstore_failures_total",
-             "Calls to the store that failed, by the class of the error. NotFound and AlreadyExists are answers.",
-             "op", "class"),
-    _histogram("tiered_objstore_duration_seconds", "Duration of calls to the store, with retries.",
-               "op", kafka=_REMOTE + "RemoteLogReaderFetchRateAndTimeMs"),
-    _counter("tiered_objstore_billed_requests_total", "Requests as S3 bills them, since the start.", "class"),
-    _counter("tiered_objstore_bytes_total", "Bytes into and out of the store since the start.", "direction"),
-    _counter("tiered_remote_deleted_objects_total",
-             "Objects deleted in the bucket by this process since the start, by reason.", "reason"),
-    _counter("tiered_remote_left_objects_total",
-             "Upper limit of objects left by failed uploads: neither the upload nor the deletion was answered. "
-             "`tiered gc` finds the objects that exist."),
-    _counter("tiered_cache_hits_total", "Ranges of remote segments found in the memory cache.",
-             of="cache.hits"),
-    _counter("tiered_cache_misses_total", "Ranges of remote segments fetched from the store.",
-             of="cache.misses"),
-    _gauge("tiered_cache_bytes", "Bytes in the memory cache.", of="cache.size_bytes"),
-    # -- the cleaner
-    _gauge("tiered_cleaner_max_dirty_percent", "The largest dirty share of a compacted log.",
-           kafka=_CLEANER_MANAGER + "max-dirty-percent", of="cleaner.max_dirty_percent"),
-    _gauge("tiered_cleaner_max_buffer_utilization_percent", "Fill level of the offset map in the last passes.",
-           kafka=_CLEANER + "max-buffer-utilization-percent", of="cleaner.max_buffer_utilization_percent"),
-    _gauge("tiered_cleaner_max_clean_time_seconds", "Duration of the longest of the last passes.",
-           kafka=_CLEANER + "max-clean-time-secs", of="cleaner.max_clean_time_secs"),
-    _gauge("tiered_cleaner_max_compaction_delay_seconds", "Time by which a pass was later than max.compaction.lag.ms.",
-           kafka=_CLEANER + "max-compaction-delay-secs", of="cleaner.max_compaction_delay_secs"),
-    _gauge("tiered_cleaner_uncleanable_partitions", "Compacted logs that are not cleaned after an error.",
-           kafka=_CLEANER_MANAGER + "uncleanable-partitions-count", of="cleaner.uncleanable_partitions_count"),
-    _gauge("tiered_cleaner_uncleanable_bytes", "Cleanable bytes of uncleanable logs.",
-           kafka=_CLEANER_MANAGER + "uncleanable-bytes", of="cleaner.uncleanable_bytes"),
-    _gauge("tiered_cleaner_since_last_run_seconds", "Time since the last pass; absent before the first.",
-           kafka=_CLEANER_MANAGER + "time-since-last-run-ms", of="cleaner.time_since_last_run_ms"),
-    # -- the running manager
-    _gauge("tiered_todo_segments",
-           "Decisions of a round at this moment, by kind. Kinds that depend on the bucket are absent while a manifest "
-           "cannot be read.", "action"),
-    _gauge("tiered_partitions", "Partitions, open or not.", "state"),
-    _counter("tiered_problems_begun_total",
-             "Problems of partitions, and of the node, that a maintenance round met for the first time.", "class"),
-    _counter("tiered_problems_ended_total",
-             "Problems that had ended after a maintenance round; the log has a line for each cause.", "class"),
-    _gauge("tiered_oldest_problem_seconds", "Age of the oldest current problem; 0 without one."),
-    _gauge("tiered_partition_problems", "Partitions with a problem, by the class of the error.", "class"),
-    _gauge("tiered_halted",
-           "Partitions that are stopped on purpose: another writer took over, or the tiers contradict each other."),
-    _gauge("tiered_remote_lost",
-           "Partitions whose bucket lacks records that this disk has dropped: the bucket is lost or wrong."),
-    _counter("tiered_rounds_total", "Maintenance rounds since the start.", of="worker.rounds"),
-    _counter("tiered_round_failures_total",
-             "Maintenance rounds that failed as a whole because of the disk or the store.", of="worker.failures"),
-    _histogram("tiered_round_duration_seconds", "Duration of a round."),
-    _gauge("tiered_last_round_timestamp_seconds", "Time at which the last round ended, by the machine's clock.",
-           of="worker.report.seen_ms"),
-    _gauge("tiered_last_round_age_seconds",
-           "Time since the last round ended (before the first: since the start), independent of changes of the clock.",
-           of="worker.round_age_ms"),
-    _gauge("tiered_clock_jump_seconds",
-           "Jump of the machine's clock ahead (below 0: back) of the time of rounds; 0 while the clock is trusted."),
-    *_pool("copier", "copies, and all other work but expiry", "remote.log.manager.copier"),
-    *_pool("expirer", "expiry, deletions, objects of deleted topics", "remote.log.manager.expiration"),
-    _gauge("tiered_remote_log_manager_tasks_idle_ratio", "Share of idle task threads, 0 to 1.",
-           "pool", kafka=_REMOTE + "RemoteLogManagerTasksAvgIdlePercent"),
-    _gauge("tiered_remote_log_reader_task_queue_size", "Ranges that wait for a read-ahead thread of this process.",
-           kafka=_READER + "RemoteLogReaderTaskQueueSize", of="reader.queued"),
-    _gauge("tiered_remote_log_reader_idle_ratio", "Share of idle read-ahead threads, 0 to 1.",
-           kafka=_READER + "RemoteLogReaderAvgIdlePercent", of="reader.idle_share"),
-    _gauge("tiered_log_dir_free_bytes", "Free bytes of the file system of a log directory.", "directory",
-           of="directory.free_bytes"),
-    _gauge("tiered_log_dir_total_bytes", "Size of the file system of a log directory.", "directory",
-           of="directory.total_bytes"),
-    _gauge("tiered_log_dir_offline", "1 for a log directory that failed.",
-           "directory", kafka="kafka.log:type=LogManager,name=LogDirectoryOffline", of="directory.is_offline"),
-    # -- cost and the process
-    _gauge("tiered_cost_dollars_per_month",
-           "List price of the bytes stored now: storage, index and pending deletes in the bucket, disk. Requests are "
-           "in `tiered cost show`.", "topic", "kind"),
-    _counter("tiered_adopt_lost_offsets_total", "Offsets that a broker deleted before `tiered adopt` had copied them.",
-             "topic", is_of_sidecar=True),
-    _gauge("tiered_adopt_ahead_offsets",
-           "Offsets in the bucket above the broker's high watermark: the broker lost them, or is catching up.",
-           "topic", is_of_sidecar=True),
-    _gauge("tiered_build_info", "Always 1.", "version", "python", "kernels"),
-    _gauge("process_resident_memory_bytes", "Memory of the process."),
-    _counter("process_cpu_seconds_total", "CPU time of the process."),
-    _gauge("process_open_fds", "Open files of the process."),
-)  # fmt: skip
-
+METRICS = tuple(read_table("metrics.toml", "metric", Metric))
 BY_NAME = {each.name: each for each in METRICS}
 _BY_SOURCE: dict[str, list[tuple[str, str]]] = {}  # metrics and attributes, by object
 for _each in METRICS:

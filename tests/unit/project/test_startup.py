@@ -30,7 +30,7 @@ NOT_FOR_LOOKS = {
     "concurrent.futures",
     "remote.store.probe",
 }
-WEB = {"starlette", "uvicorn", "h11", "anyio"}
+WEB = {"starlette", "uvicorn", "h11", "anyio", "jinja2"}
 HEAVY = (
     *WEB,
     "numpy",

@@ -55,7 +55,7 @@ def metrics_page() -> str:
     rows = "\n".join(_metric_row(each) for each in METRICS)
     return (
         "# Metrics\n\n"
-        "Generated from `tiered/observe/metrics.py` by "
+        "Generated from `tiered/observe/metrics.toml` by "
         "`python tests/unit/support/monitoring_pages.py`; a test fails when the two differ.\n\n"
         "`tiered run --metrics :9464` serves these metrics under `/metrics`, in Prometheus' text format "
         "or, if the Accept header asks for it, as OpenMetrics ([how to](../how-to/monitor.md)). "

@@ -28,7 +28,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from local.errors import Unavailable
-from tiered.web.html import Html, bare_page, tag
+from tiered.web.html import render_bare
 
 ANSWER_S = 10.0
 ANSWERS_MAX = 32
@@ -69,7 +69,7 @@ async def answered(request: Request, answering: Answering, make: Callable[[], An
         status, kind, text = await answering.of(make)
     except Unavailable as error:
         words = " ".join(str(error).split())
-        return page(HTTPStatus.SERVICE_UNAVAILABLE, "Not available now", [tag("p", words, class_="trouble")])
+        return page(HTTPStatus.SERVICE_UNAVAILABLE, "Not available now", words, is_problem=True)
     except Exception as error:  # noqa: BLE001 - the others' answers go on
         path = target_of(request.scope).partition("?")[0]
         _log.error("a reply failed: path=%s %s", path[:200], _place(error), exc_info=_log.isEnabledFor(logging.DEBUG))
@@ -84,9 +84,10 @@ async def answered(request: Request, answering: Answering, make: Callable[[], An
     return Response(body, status, headers=headers)
 
 
-def page(status: HTTPStatus, title: str, inner: Sequence[Html]) -> Response:
-    """Return a page without any data of the logs."""
-    return Response(bare_page(title, list(inner)), status, media_type=HTML_TYPE)
+def page(status: HTTPStatus, title: str, words: str, *, is_problem: bool = False) -> Response:
+    """Return a page of one sentence, without any data of the logs."""
+    text = render_bare("bare.html", title, words=words, is_problem=is_problem)
+    return Response(text, status, media_type=HTML_TYPE)
 
 
 def target_of(scope: Scope) -> str:
@@ -99,15 +100,15 @@ def target_of(scope: Scope) -> str:
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        found = page(HTTPStatus.METHOD_NOT_ALLOWED, "Read-only", [tag("p", "These pages change nothing.")])
+        found = page(HTTPStatus.METHOD_NOT_ALLOWED, "Read-only", "These pages change nothing.")
     else:
-        found = page(HTTPStatus(error.status_code), HTTPStatus(error.status_code).phrase, [tag("p", "Page not found.")])
+        found = page(HTTPStatus(error.status_code), HTTPStatus(error.status_code).phrase, "Page not found.")
     found.headers.update(error.headers or {})
     return found
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return page(HTTPStatus.INTERNAL_SERVER_ERROR, "Failed", [tag("p", "See the log of this process.")])
+    return page(HTTPStatus.INTERNAL_SERVER_ERROR, "Failed", "See the log of this process.")
 
 
 def _place(error: Exception) -> str:

@@ -41,8 +41,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from local.errors import InvalidRequest, Unavailable
 from tiered.observe.metrics import Form, form_of
-from tiered.web.html import tag
-from tiered.web.http.application import ANSWER_S, Answered, Answering, answered, application, page, target_of
+from tiered.web.html import render_bare
+from tiered.web.http.application import ANSWER_S, HTML_TYPE, Answered, Answering, answered, application, page, target_of
 from tiered.web.http.serving import ServerInThread, Tls
 from tiered.web.pages.manager_cache import DataLoader
 
@@ -203,7 +203,7 @@ class _PageRoutes:
 
     def refusal_of(self, request: Request) -> Response | None:
         if not self._gate.is_host(request.headers.get("Host", "")):
-            return page(HTTPStatus.MISDIRECTED_REQUEST, "Not found", [tag("p", _NOT_HERE)])
+            return page(HTTPStatus.MISDIRECTED_REQUEST, "Not found", _NOT_HERE)
         if request.method == "POST" or target_of(request.scope) in OPEN:
             return None  # a POST shows no data
         if self._gate.may_see(request.headers):
@@ -220,10 +220,10 @@ class _PageRoutes:
         if not self._gate.wants_token:
             raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET, HEAD"})
         if not self._gate.is_own(request.headers):
-            return page(HTTPStatus.FORBIDDEN, "Refused", [tag("p", "The form was sent from another site.")])
+            return page(HTTPStatus.FORBIDDEN, "Refused", "The form was sent from another site.")
         body = await _form(request)
         if body is None:
-            return page(HTTPStatus.BAD_REQUEST, "Invalid request", [tag("p", "This is not a token.")])
+            return page(HTTPStatus.BAD_REQUEST, "Invalid request", "This is not a token.")
         if not self._gate.is_token(self._gate.token_of(body)):
             self._count_wrong_token(request)
             return _token_page("Wrong token.")
@@ -251,19 +251,9 @@ async def _form(request: Request) -> bytes | None:
 
 
 def _token_page(problem: str | None) -> Response:
-    form = tag(
-        "form",
-        tag("label", "Token", for_="token"),
-        tag("input", type="password", id="token", name="token", autocomplete="current-password"),
-        tag("button", "Open the pages"),
-        method="post",
-        action="/login",
-    )
-    where = tag("p", "The token was printed when the server started, or is in the file of --token-file.")
-    wrong = [tag("div", problem, class_="trouble", role="alert")] if problem is not None else []
-    answer = page(HTTPStatus.UNAUTHORIZED, "Token", [*wrong, form, where])
-    answer.headers["WWW-Authenticate"] = "Bearer"  # for programs; no browser prompts for this scheme
-    return answer
+    text = render_bare("token.html", "Token", problem=problem)
+    headers = {"WWW-Authenticate": "Bearer"}  # for programs; no browser prompts for this scheme
+    return Response(text, HTTPStatus.UNAUTHORIZED, headers, HTML_TYPE)
 
 
 class MetricsServer(ServerInThread):

@@ -23,7 +23,7 @@ from tiered.web.charts import (
     thinned,
     time_chart,
 )
-from tiered.web.html import Child, Heading, Html, link, numbers, stamp, table, tag
+from tiered.web.html import Html, component, stamp
 
 SPANS = {
     "6h": (DAY_MS // 4, "6 hours"),
@@ -38,11 +38,6 @@ _PERIODS = {
     "3y": ("month", "%Y-%m"),
 }
 _WORST = frozenset({"lag_bytes", "at_risk_bytes"})
-_HEADINGS = (
-    Heading("Time (UTC)", is_short=True),
-    *numbers("On the disk", "In the bucket", "Longest upload delay", "Most bytes at risk", "$ a month"),
-)
-_NOT_OPEN = Heading("Not open", is_number=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,25 +71,24 @@ def history_section(
     span = requested_span(query, history.series.of(topic).oldest_ms, now_ms)
     found = history_of(history.series, topic, now_ms, SPANS[span][0])
     still = _still(history.still, found)
-    inner: list[Child] = [tag("h2", "Over time"), _spans(span, path, selection)]
+    charts: list[tuple[str, Html]] = []
     if found.points or still:
         charts = [_tiers(found, still), *([_waiting(found), _dollars(found)] if found.points else [])]
-        inner.append(tag("div", charts, class_="past"))
-    inner.append(tag("p", _words(found, has_still=bool(still)), class_="faint"))
-    if found.points:
-        inner.append(_table(found, span))
-    return tag("section", inner, id="history", aria_label="Over time")
+    return component("section", "history.html")(
+        span=span,
+        spans={name: title for name, (_, title) in SPANS.items()},
+        path=path,
+        selection=selection,
+        charts=charts,
+        words=_words(found, has_still=bool(still)),
+        rows=_rows(found, span),
+        has_missing=any(each.missing_partitions for each in found.points),
+        period=_PERIODS[span][0],
+        command=_command(found),
+    )
 
 
-def _spans(selected: str, path: str, query: Mapping[str, str]) -> Html:
-    links = [
-        tag("a", words, href=link(path, {**query, "span": name}), aria_current="true" if name == selected else None)
-        for name, (_, words) in SPANS.items()
-    ]
-    return tag("nav", tag("span", "The last"), links, aria_label="Time shown")
-
-
-def _tiers(found: TierHistory, still: Run) -> Html:
+def _tiers(found: TierHistory, still: Run) -> tuple[str, Html]:
     lines = [
         _line(found, "bucket", "t-remote", "remote_bytes"),
         _line(found, "disk", "t-local", "local_bytes"),
@@ -106,7 +100,7 @@ def _tiers(found: TierHistory, still: Run) -> Html:
     return _figure(found, "history-tiers", "Bytes by tier", words, lines, bytes_label, top_of=binary_top, rules=begun)
 
 
-def _waiting(found: TierHistory) -> Html:
+def _waiting(found: TierHistory) -> tuple[str, Html]:
     lines = [
         _line(found, "waits", "t-lag", "lag_bytes"),
         _line(found, "at risk", "t-risk", "at_risk_bytes"),
@@ -118,7 +112,7 @@ def _waiting(found: TierHistory) -> Html:
     )
 
 
-def _dollars(found: TierHistory) -> Html:
+def _dollars(found: TierHistory) -> tuple[str, Html]:
     lines = [_line(found, "bucket", "t-dollars", "dollars_per_month")]
     words = _range(found, "Dollars a month", "dollars_per_month", format_dollars)
     return _figure(found, "history-dollars", "$ a month for what is in the bucket", words, lines, dollars_label)
@@ -134,10 +128,9 @@ def _figure(
     *,
     top_of: Callable[[float], float] = nice_top,
     rules: Sequence[tuple[int, str]] = (),
-) -> Html:
+) -> tuple[str, Html]:
     since, until = found.since_ms, found.until_ms
-    chart = time_chart(id_, title, words, lines, since, until, show, top_of=top_of, rules=rules)
-    return tag("figure", tag("figcaption", title), chart)
+    return title, time_chart(id_, title, words, lines, since, until, show, top_of=top_of, rules=rules)
 
 
 def _line(found: TierHistory, name: str, style: str, field: str) -> TimeLine:
@@ -179,7 +172,7 @@ def _range(found: TierHistory, name: str, field: str, show: Callable[[float], st
     return f"{name}: {last} last, {least} at least, {most} at most."
 
 
-def _words(found: TierHistory, *, has_still: bool) -> str:
+def _words(found: TierHistory, *, has_still: bool) -> list[str]:
     words = []
     if not found.points:
         begun = "" if found.begun_ms is None else f" The first point is of {stamp(found.begun_ms)}."
@@ -195,42 +188,31 @@ def _words(found: TierHistory, *, has_still: bool) -> str:
             words.append("Partitions that were not open are not included.")
     if has_still:
         words.append("Dotted, before the first point: the part of the data in the bucket today that already existed.")
-    return " ".join(words)
+    return words
 
 
-def _table(found: TierHistory, span: str) -> Html:
-    """A row for each hour, day or month: the last figures, and the maximum of copy lag and bytes at risk."""
-    name, form = _PERIODS[span]
+def _rows(found: TierHistory, span: str) -> list[tuple[str, TierPoint, int | None, int | None, int]]:
+    """A row for each hour, day or month, the newest first.
+
+    It has the last point, and the maximum of copy lag, bytes at risk and missing partitions.
+    """
     periods: dict[str, list[TierPoint]] = {}
     for point in found.points:
         at = datetime.datetime.fromtimestamp(point.at_ms / 1000, datetime.UTC)
-        periods.setdefault(at.strftime(form), []).append(point)
-    has_missing = any(each.missing_partitions for each in found.points)
-    headings = (*_HEADINGS, _NOT_OPEN) if has_missing else _HEADINGS
-    rows = [_cells(key, points, has_missing=has_missing) for key, points in reversed(periods.items())]
-    caption = f"State at the end of each {name}, the newest first"
-    more = tag("p", "All points, for scripts: ", tag("code", _command(found)))
-    return tag("details", tag("summary", "The figures of these charts"), table(caption, headings, rows), more)
+        periods.setdefault(at.strftime(_PERIODS[span][1]), []).append(point)
+    return [
+        (
+            f"{key}:00" if len(key) == 13 else key,
+            points[-1],
+            max((each.lag_bytes for each in points if each.lag_bytes is not None), default=None),
+            max((each.at_risk_bytes for each in points if each.at_risk_bytes is not None), default=None),
+            max(each.missing_partitions for each in points),
+        )
+        for key, points in reversed(periods.items())
+    ]
 
 
 def _command(found: TierHistory) -> str:
     span = format_ms(found.until_ms - found.since_ms)
     topic = "" if found.topic is None else f" {found.topic}"
     return f"tiered status{topic} --history {span} -o csv"
-
-
-def _cells(key: str, points: Sequence[TierPoint], *, has_missing: bool) -> list[Child]:
-    last = points[-1]
-    shown = [
-        f"{key}:00" if len(key) == 13 else key,
-        format_bytes(last.local_bytes),
-        _bytes(last.remote_bytes),
-        _bytes(max((each.lag_bytes for each in points if each.lag_bytes is not None), default=None)),
-        _bytes(max((each.at_risk_bytes for each in points if each.at_risk_bytes is not None), default=None)),
-        "unknown" if last.dollars_per_month is None else format_dollars(last.dollars_per_month),
-    ]
-    return [*shown, str(max(each.missing_partitions for each in points))] if has_missing else [*shown]
-
-
-def _bytes(value: int | None) -> str:
-    return "unknown" if value is None else format_bytes(value)

@@ -16,85 +16,42 @@ from tiered.config.units import counted, format_bytes, format_count, format_doll
 from tiered.node.problems import ProblemGroup, group_problems, same_cause
 from tiered.node.topic_registry import Topic
 from tiered.status.status_report import Row, StatusReport, partition_row, status_facts, topic_row
-from tiered.web.html import (
-    Child,
-    Heading,
-    Html,
-    boxes,
-    commands,
-    figure,
-    figures,
-    frame,
-    lasted,
-    link,
-    paged,
-    pager,
-    partition_path,
-    pauses,
-    problem_boxes,
-    shown,
-    stamp,
-    table,
-    tag,
-    topic_path,
-    worst_problems,
-)
+from tiered.web.html import Child, ListPage, join, partition_path, render, topic_path
 from tiered.web.pages.history import HistoryData, history_section
 from tiered.web.pages.segment_map import Window, records_left, remote_kind, segment_map
 
 NOT_READ = "unknown"
+SORTS = (
+    *("topic", "partitions", "offsets", "local_bytes", "remote_bytes", "lag_bytes", "at_risk_bytes"),
+    "dollars_per_month",
+)
+_REMOTE_STATES = {"expired": "expired, unlinked next", "compacted": "readable, compacted", "remote": "readable"}
 
 
-def unknown_remote(row: Row) -> bool:
-    """Whether the bucket was read for no partition, so that the remote tier has no figures."""
-    return bool(row.get("is_tiered")) and row.get("remote_segments") is None
+def _shown(row: Row, stuck: int) -> Row:
+    """Return the row with its number of problems, and with the words of figures that may be unknown.
+
+    The figures of a remote tier are unknown if the bucket was read for no partition.
+    """
+    if row["is_tiered"] and row["remote_segments"] is None:
+        return {**row, "stuck": stuck, "remote": NOT_READ, "lag": NOT_READ, "dollars": NOT_READ}
+    remote_bytes, dollars = row["remote_bytes"], row["dollars_per_month"]
+    return {
+        **row,
+        "stuck": stuck,
+        "remote": format_bytes(remote_bytes) if isinstance(remote_bytes, int) else "-",
+        "lag": _lag(row) if row["is_tiered"] else "-",
+        "dollars": format_dollars(dollars) if isinstance(dollars, float) else "-",
+    }
 
 
-def lag(row: Row) -> str:
+def _lag(row: Row) -> str:
     """Format the copy lag as ``tiered status`` does."""
-    if not row.get("is_tiered"):
-        return "-"
-    if unknown_remote(row):
-        return NOT_READ
-    waits = f"{shown(row, 'lag_segments')} seg {shown(row, 'lag_bytes', format_bytes)}" if row["lag_segments"] else "ok"
-    return f"paused, {waits if row['lag_segments'] else 'nothing waits'}" if row.get("is_paused") else waits
-
-
-def remote(row: Row) -> str:
-    return NOT_READ if unknown_remote(row) else shown(row, "remote_bytes", format_bytes)
-
-
-def dollars(row: Row) -> str:
-    value = row.get("dollars_per_month")
-    if unknown_remote(row):
-        return NOT_READ
-    return format_dollars(value) if isinstance(value, float) else "-"
-
-
-def problem_counts(report: StatusReport) -> Counter[str]:
-    """Count the problems of each topic."""
-    return Counter(each.partition.topic for each in report.problems if each.partition is not None)
-
-
-def _state(row: Row) -> Child:
-    return tag("span", f"{row['stuck']:,} stuck", class_="bad") if row["stuck"] else "ok"
-
-
-_FIGURES = (
-    figure("Local", "local_bytes", format_bytes),
-    Heading("Remote", is_number=True, sort="remote_bytes", cell=remote),
-    Heading("Upload lag", is_number=True, sort="lag_bytes", cell=lag),
-    figure("At risk", "at_risk_bytes", format_bytes),
-    Heading("$ a month", is_number=True, sort="dollars_per_month", cell=dollars),
-    Heading("State", cell=_state),
-)
-_TOPICS = (
-    Heading("Topic", sort="topic", cell=lambda row: tag("a", row["topic"], href=topic_path(row["topic"]))),
-    figure("Partitions", "partitions"),
-    figure("Offsets", "offsets"),
-    *_FIGURES,
-)
-SORTS = tuple(each.sort for each in _TOPICS if each.sort is not None)
+    size_bytes = row["lag_bytes"]
+    waits = f"{row['lag_segments']:,} seg {format_bytes(size_bytes)}" if isinstance(size_bytes, int) else "-"
+    if row["is_paused"]:
+        return f"paused, {waits if row['lag_segments'] else 'nothing waits'}"
+    return waits if row["lag_segments"] else "ok"
 
 
 def overview(
@@ -106,46 +63,27 @@ def overview(
     history: HistoryData | None = None,
 ) -> str:
     """Return the page. `query` has ``q`` (part of a name), ``sort`` (largest first), ``page``, ``span``."""
-    if not report.topics:
-        problems = worst_problems(report, report.problems)
-        return frame("Overview", "/", report.now_ms, note, _work(report), problems, _begin(has_remote))
     everything = [topic_row(report, topic) for topic in report.topics]
-    return frame(
+    selection = {name: query.get(name, "") for name in ("q", "sort", "span")}
+    topics = ListPage(_sorted(_found(everything, selection["q"]), selection["sort"]), query)
+    stuck = Counter(each.partition.topic for each in report.problems if each.partition is not None)
+    return render(
+        "overview.html",
         "Overview",
         "/",
         report.now_ms,
         note,
-        _work(report),
-        worst_problems(report, report.problems),
-        pauses(report, everything),
-        _sums(report, everything),
-        history_section(history, None, report.now_ms, "/", query, _selection(query)),
-        tag("h2", "Topics"),
-        tag("div", topic_list(everything, query, problem_counts(report)), id="topics"),
-        _fine_print(report),
+        report=report,
+        groups=group_problems(report.problems),
+        has_remote=has_remote,
+        paused=[row for row in everything if row["is_paused"]],
+        sums=_sums(report, everything),
+        history=join(history_section(history, None, report.now_ms, "/", query, selection)),
+        selection=selection,
+        topics=topics,
+        rows=[_shown(row, stuck[str(row["topic"])]) for row in topics.rows],
+        sorted_by=selection["sort"] if selection["sort"] in SORTS else "topic",
     )
-
-
-def topic_list(everything: Sequence[Row], query: Mapping[str, str], problems: Mapping[str, int]) -> list[Html]:
-    """Return a search, the requested page of the list, and links; `problems` counts problems by topic."""
-    selection = _selection(query)
-    rows = _sorted(_found(everything, selection["q"]), selection["sort"])
-    page, some = paged(rows, query)
-    sorts = {name: link("/", {**selection, "sort": "" if name == "topic" else name}) for name in SORTS}
-    caption = counted(len(everything), "topic")
-    caption = f"{len(rows):,} of {caption}" if selection["q"] else caption
-    sorted_by = selection["sort"] if selection["sort"] in SORTS else "topic"
-    cells = ({**row, "stuck": problems.get(str(row["topic"]), 0)} for row in some)
-    found = [_search(selection), table(caption, _TOPICS, cells, sorts=sorts, sorted_by=sorted_by)]
-    if selection["q"] and not rows:
-        found.append(
-            tag("p", "No topic has ", tag("q", selection["q"]), " in its name. ", tag("a", "Show all", href="/"))
-        )
-    return [*found, pager("/", selection, page, len(rows))]
-
-
-def _selection(query: Mapping[str, str]) -> dict[str, str]:
-    return {name: query.get(name, "") for name in ("q", "sort", "span")}
 
 
 def found_topics(report: StatusReport, query: Mapping[str, str]) -> dict[str, object]:
@@ -156,19 +94,23 @@ def found_topics(report: StatusReport, query: Mapping[str, str]) -> dict[str, ob
 
 def problems_page(report: StatusReport, query: Mapping[str, str], note: Child = None) -> str:
     """Return the problems by cause: all, those of ``topic``, or those with the cause of place ``alike``."""
-    here, now, topic, alike = "/troubles", report.now_ms, query.get("topic", ""), query.get("alike", "")
+    topic, alike = query.get("topic", ""), query.get("alike", "")
     problems = [each for each in report.problems if not topic or (each.partition and each.partition.topic == topic)]
-    problems = same_cause(problems, alike) if alike else problems
-    parts = [("of", topic), ("like that of", alike)]
-    filters = " ".join(f"{words} {name}" for words, name in parts if name)
-    of_some = tag("p", f"Only those {filters}. ", tag("a", "Show all", href=here)) if filters else None
-    if not problems:
-        return frame("Troubles", here, now, note, _work(report), of_some, tag("p", "There are no problems."))
-    groups = [ProblemGroup((each,)) for each in problems] if alike else group_problems(problems)
-    page, some = paged(groups, query)
-    selection = {"topic": topic, "alike": alike}
-    pages = pager(here, selection, page, len(groups))
-    return frame("Troubles", here, now, note, _work(report), of_some, boxes(report, some, {"topic": topic}), pages)
+    if alike:
+        groups = [ProblemGroup((each,)) for each in same_cause(problems, alike)]
+    else:
+        groups = group_problems(problems)
+    return render(
+        "troubles.html",
+        "Troubles",
+        "/troubles",
+        report.now_ms,
+        note,
+        report=report,
+        topic=topic,
+        alike=alike,
+        groups=ListPage(groups, query),
+    )
 
 
 def _found(rows: Sequence[Row], text: str) -> list[Row]:
@@ -182,23 +124,7 @@ def _sorted(rows: list[Row], name: str) -> list[Row]:
     return sorted(rows, key=lambda row: float(str(row.get(name) or 0)), reverse=True)
 
 
-def _search(selection: Mapping[str, str]) -> Html:
-    keeps = [
-        tag("input", type="hidden", name=each, value=selection[each]) for each in ("sort", "span") if selection[each]
-    ]
-    return tag(
-        "form",
-        tag("label", "Topics with", for_="search"),
-        tag("input", type="search", id="search", name="q", value=selection["q"]),
-        keeps,
-        tag("button", "Search"),
-        method="get",
-        action="/",
-        role="search",
-    )
-
-
-def _sums(report: StatusReport, rows: Sequence[Row]) -> Html:
+def _sums(report: StatusReport, rows: Sequence[Row]) -> dict[str, str]:
     def total(name: str, show: Callable[[float], str]) -> str:
         known = [float(str(row[name])) for row in rows if row.get(name) is not None]
         missing = len(rows) - len(known)
@@ -209,116 +135,39 @@ def _sums(report: StatusReport, rows: Sequence[Row]) -> Html:
     def in_bytes(name: str) -> str:
         return total(name, lambda value: format_bytes(int(value)))
 
-    return figures(
-        {
-            "Topics": format_count(len(rows)),
-            "Partitions": total("partitions", lambda value: format_count(int(value))),
-            "Local": in_bytes("local_bytes"),
-            "Remote": in_bytes("remote_bytes"),
-            "Upload lag": in_bytes("lag_bytes"),
-            "At risk": in_bytes("at_risk_bytes"),
-            "$ a month": total("dollars_per_month", format_dollars) if report.prices is not None else "-",
-            "Problems": tag("a", format_count(len(report.problems)), href="/troubles")
-            if report.problems
-            else "nothing",
-        }
-    )
-
-
-def _work(report: StatusReport) -> Html:
-    work, silent = report.work, report.silent_holder
-    if silent is not None:
-        return tag("p", f"{silent[0].upper()}{silent[1:]}.")
-    if work is None:
-        return tag("p", "No maintenance round has run here yet.")
-    age = lasted(report.now_ms - work.seen_ms)
-    ago = "just now" if report.now_ms - work.seen_ms < 1000 else f"{age} ago"
-    words = (
-        f"The running manager finished a maintenance round {ago}."
-        if report.is_at_work
-        else f"No manager runs, since {age}."
-    )
-    return tag("p", words, f" Last round at {stamp(work.seen_ms)}.")
-
-
-def _begin(has_remote: bool) -> list[Html]:
-    words = "There is no topic yet. Create one and append to it in another terminal, in the same directory:"
-    tiering = " -X remote.storage.enable=true" if has_remote else ""
-    steps = commands(
-        f"tiered topic create orders -p 2{tiering}",
-        "tiered append orders events.txt",
-        "tiered status",
-    )
-    bucket = "Segments of topics with remote.storage.enable are copied to the bucket automatically."
-    no_bucket = (
-        "No bucket is configured, so all data stays on this disk: set url in [remote] of tiered.toml to tier topics."
-    )
-    return [tag("h2", "First steps"), tag("p", words), steps, tag("p", bucket if has_remote else no_bucket)]
-
-
-def _fine_print(report: StatusReport) -> Html:
-    prices = report.prices
-    if prices is None:
-        dollars_of = "Dollars are not shown, because the price file (cost.prices) is unreadable: tiered doctor."
-    else:
-        dollars_of = (
-            f"Dollars are for storage in the bucket, including pending deletes; {prices.region}, "
-            f"prices of {prices.as_of}."
-        )
-    words = "At risk: bytes that exist on this disk only. Offset counts include gaps. "
-    if report.deleted:
-        deleted = counted(len(report.deleted), "deleted topic")
-        words += f"Objects of {deleted} in the bucket still cost money and are not in these figures: tiered cost show. "
-    return tag("p", words, dollars_of, class_="faint")
-
-
-_PARTITIONS = (
-    Heading("Partition", cell=lambda row: tag("a", str(row["name"]), href=partition_path(row["name"]))),
-    figure("Log start", "log_start_offset"),
-    figure("Local from", "local_start_offset"),
-    figure("Remote to", "remote_next_offset"),
-    figure("Next", "next_offset"),
-    *_FIGURES,
-)
-_SEGMENTS = (
-    figure("From offset", "base_offset"),
-    figure("To", "next_offset"),
-    Heading("Tier", cell=lambda row: row["tier"]),
-    figure("Size", "size_bytes", format_bytes),
-    Heading(
-        "Newest record",
-        is_short=True,
-        cell=lambda row: None if row["max_timestamp_ms"] is None else stamp(row["max_timestamp_ms"]),
-    ),
-    Heading("State", cell=lambda row: row["state"]),
-)
-_REMOTE_STATES = {"expired": "expired, unlinked next", "compacted": "readable, compacted", "remote": "readable"}
+    return {
+        "Topics": format_count(len(rows)),
+        "Partitions": total("partitions", lambda value: format_count(int(value))),
+        "Local": in_bytes("local_bytes"),
+        "Remote": in_bytes("remote_bytes"),
+        "Upload lag": in_bytes("lag_bytes"),
+        "At risk": in_bytes("at_risk_bytes"),
+        "$ a month": total("dollars_per_month", format_dollars) if report.prices is not None else "-",
+    }
 
 
 def topic_page(
     report: StatusReport, topic: Topic, query: Mapping[str, str], note: Child = None, history: HistoryData | None = None
 ) -> str:
     """Return the page of one topic; `report` and `history` are for that topic."""
-    names, here = topic.partitions(), topic_path(topic.name)
-    page, some = paged(names, query)
+    here = topic_path(topic.name)
+    partitions = ListPage(topic.partitions(), query)
     problems = [each for each in report.problems if each.partition is None or each.partition.topic == topic.name]
-    counts = Counter(each.partition for each in problems)
-    rows = ({**partition_row(report, name), "name": name, "stuck": counts[name]} for name in some)
-    settings = [[tag("code", key), tag("code", value)] for key, value in sorted(topic.properties.items())]
-    return frame(
+    stuck = Counter(each.partition for each in problems)
+    row = topic_row(report, topic)
+    return render(
+        "topic.html",
         topic.name,
         here,
         report.now_ms,
         note,
-        worst_problems(report, problems, topic.name),
-        pauses(report, [topic_row(report, topic)]),
-        table(counted(len(names), "partition"), _PARTITIONS, rows),
-        pager(here, {"span": query.get("span", "")}, page, len(names)),
-        history_section(history, topic.name, report.now_ms, here, query, {}),
-        tag("h2", "Topic settings"),
-        table("All other settings have their defaults", (Heading("Setting"), Heading("Value")), settings)
-        if settings
-        else tag("p", "None: all settings have their defaults."),
+        topic=topic,
+        groups=group_problems(problems),
+        paused=[row] if row["is_paused"] else [],
+        partitions=partitions,
+        rows=[{**_shown(partition_row(report, name), stuck[name]), "name": name} for name in partitions.rows],
+        span=query.get("span", ""),
+        history=join(history_section(history, topic.name, report.now_ms, here, query, {})),
     )
 
 
@@ -335,21 +184,23 @@ def partition_page(
 ) -> str:
     """Return the page of one partition; `report` is for its topic."""
     name = snapshot.partition
-    here = partition_path(name)
-    window = Window.of(snapshot, query)
+    here, window = partition_path(name), Window.of(snapshot, query)
     rows = segment_rows(snapshot, window)
-    page, some = paged(rows, query)
-    return frame(
+    return render(
+        "partition.html",
         str(name),
         here,
         report.now_ms,
         note,
-        tag("p", "A partition of ", tag("a", name.topic, href=topic_path(name.topic))),
-        problem_boxes(report, [each for each in report.problems if each.partition in (None, name)]),
-        _partition_figures(partition_row(report, name)),
-        segment_map(snapshot, window, here),
-        table(f"{_counted_rows(rows, snapshot)}, oldest first", _SEGMENTS, some),
-        pager(here, window.query, page, len(rows)),
+        topic=name.topic,
+        problems=[each for each in report.problems if each.partition in (None, name)],
+        row=_shown(partition_row(report, name), 0),
+        map=segment_map(snapshot, window, here),
+        counted_segments=f"{len(rows):,} segments and pages of segments"
+        if snapshot.pages
+        else counted(len(rows), "segment"),
+        segments=ListPage(rows, query),
+        window=window.query,
     )
 
 
@@ -377,10 +228,6 @@ def segment_rows(snapshot: PartitionSnapshot, window: Window) -> list[Row]:
     return sorted(found, key=lambda row: (int(str(row["base_offset"])), str(row["tier"])))
 
 
-def _counted_rows(rows: list[Row], snapshot: PartitionSnapshot) -> str:
-    return f"{len(rows):,} segments and pages of segments" if snapshot.pages else counted(len(rows), "segment")
-
-
 def _local_state(snapshot: PartitionSnapshot, segment: SegmentInfo) -> str:
     words = ["active"] if segment is snapshot.active else []
     if segment.is_clean:
@@ -399,17 +246,3 @@ def _remote_state(snapshot: PartitionSnapshot, row: SegmentEntry | PageEntry) ->
     if isinstance(row, PageEntry):
         words.append(counted(row.segment_count, "segment"))
     return ", ".join(words)
-
-
-def _partition_figures(row: Row) -> Html:
-    return figures(
-        {
-            "Log start": shown(row, "log_start_offset", format_count),
-            "Next offset": shown(row, "next_offset"),
-            "Local": shown(row, "local_bytes", format_bytes),
-            "Remote": remote(row),
-            "Upload lag": lag(row),
-            "At risk": shown(row, "at_risk_bytes", format_bytes),
-            "$ a month": dollars(row),
-        }
-    )

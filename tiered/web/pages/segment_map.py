@@ -25,7 +25,7 @@ from policies.snapshot import PartitionSnapshot
 from remote.manifest.manifest import PageEntry
 from remote.segment_entry import SegmentEntry
 from tiered.config.units import counted
-from tiered.web.html import Child, Html, button, field, link, stamp, tag
+from tiered.web.html import Html, component, join, stamp, tag
 
 WIDTH = 1000  # of a strip, in its own units
 STRIP = 24
@@ -112,16 +112,13 @@ def segment_map(snapshot: PartitionSnapshot, window: Window, here: str) -> Html:
         f"Offsets {window.start:,} to {window.stop:,}: {_counted(local, window)}, "
         f"{sum(_rows_in(each, window) for each in snapshot.committed_parts):,} remote"
     )
-    ends = f"{window.start:,}", f"{window.stop:,}"
-    return tag(
-        "section",
-        tag("h2", "Segments"),
-        _zoom(window, here),
-        _strips("map-offsets", words, local, stored, (window.start, window.stop), ends),
-        tag("p", f"{words}. Local tier above, remote tier below."),
-        _over_time(snapshot, window),
-        _key([kind for kind in KINDS if any(each.kind == kind for each in pieces)]),
-        aria_label="Segments",
+    return component("section", "segment_map.html")(
+        window=window,
+        here=here,
+        words=words,
+        offsets=_drawn(local, stored, window.start, window.stop),
+        times=_over_time(snapshot, window),
+        kinds=[(kind, HEIGHTS[kind], _MEANINGS[kind]) for kind in KINDS if any(each.kind == kind for each in pieces)],
     )
 
 
@@ -214,48 +211,11 @@ class _Bar:
         )
 
 
-def _strips(
-    id_: str,
-    words: str,
-    local: Sequence[Piece],
-    stored: Sequence[Piece],
-    ends: tuple[int, int],
-    labels: tuple[str, str],
-) -> list[Html]:
-    picture = tag(
-        "svg",
-        tag("title", words),
-        bars(local, *ends, TOPS["local"]),
-        bars(stored, *ends, TOPS["remote"]),
-        id=id_,
-        class_="strips",
-        viewBox=f"0 0 {WIDTH} 80",
-        preserveAspectRatio="none",
-        role="img",
-        aria_label=words,
-    )
-    return [picture, tag("div", [tag("span", each) for each in labels], class_="ends", aria_hidden="true")]
+def _drawn(local: Sequence[Piece], stored: Sequence[Piece], begin: int, end: int) -> Html:
+    return join([bars(local, begin, end, TOPS["local"]), bars(stored, begin, end, TOPS["remote"])])
 
 
-def _zoom(window: Window, here: str) -> Html:
-    steps = [
-        tag("a", words, href=link(here, {"from": str(start), "to": str(stop)}))
-        for words, (start, stop) in window.steps().items()
-    ]
-    again = tag("a", "All", href=here) if not window.is_all else None
-    selection = tag(
-        "form",
-        field("from", "From offset", str(window.start)),
-        field("to", "to", str(window.stop)),
-        button("Show"),
-        method="get",
-        action=here,
-        aria_label="Offsets to show",
-    )
-    return tag("div", tag("nav", steps, again, aria_label="Zoom in"), selection, class_="zoom")
-
-
-def _over_time(snapshot: PartitionSnapshot, window: Window) -> Child:
+def _over_time(snapshot: PartitionSnapshot, window: Window) -> dict[str, object] | None:
     """Each segment from the newest record before it to its own newest; None without two different times."""
     here = [
         (each.base_offset, each.next_offset, each.max_timestamp_ms, _local_kind(snapshot, each), 1.0)
@@ -273,9 +233,11 @@ def _over_time(snapshot: PartitionSnapshot, window: Window) -> Child:
     if not times or min(times) == max(times):
         return None
     begin, end = min(times), max(times)
-    words = f"Records from {stamp(begin)} to {stamp(end)}"
-    strips = _strips("map-times", words, local, stored, (begin, end), (stamp(begin), stamp(end)))
-    return tag("div", strips, tag("p", f"{words}."))
+    return {
+        "words": f"Records from {stamp(begin)} to {stamp(end)}",
+        "drawn": _drawn(local, stored, begin, end),
+        "ends": (stamp(begin), stamp(end)),
+    }
 
 
 def _reached(rows: Iterable[Row]) -> list[tuple[int, int]]:
@@ -313,18 +275,6 @@ def _rows_in(row: SegmentEntry | PageEntry, window: Window) -> int:
     if not window.holds(row.base_offset, row.next_offset):
         return 0
     return row.segment_count if isinstance(row, PageEntry) else 1
-
-
-def _key(kinds: Sequence[str]) -> Html:
-    items = [tag("li", _sample(kind), tag("strong", kind), f" {_MEANINGS[kind]}") for kind in kinds]
-    return tag("ul", items, class_="key-list")
-
-
-def _sample(kind: str) -> Html:
-    height = HEIGHTS[kind]
-    back = tag("rect", class_="back", x=0, y=0, width=16, height=STRIP)
-    bar = tag("rect", class_=kind, x=2, y=STRIP - height, width=12, height=height)
-    return tag("svg", back, bar, class_="sample", viewBox=f"0 0 16 {STRIP}", aria_hidden="true")
 
 
 def _number(text: str, default: int) -> int:

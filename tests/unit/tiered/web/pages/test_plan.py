@@ -44,7 +44,7 @@ def test_plan_page_equals_the_plan_command(world: World) -> None:
         assert found["unread"] == []
         body = page(site(world, manager), "/plan")
         for each in priced.cost.lines:
-            assert each.decision.reason.replace("'", "&#x27;") in body
+            assert each.decision.reason.replace("'", "&#39;") in body
         assert f"{counted(len(priced.cost.lines), 'decision')}, in order" in body
         assert "tiered plan --out plan.json" in body
         assert 'method="post"' not in body
