@@ -18,7 +18,7 @@ whose name does not parse belongs to other software and is never touched. Source
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 
 from remote.gc.fork_references import named_by_forks
 from remote.gc.pins import list_pins
@@ -29,40 +29,21 @@ from remote.manifest.page_out import named_by
 from remote.store import ObjectInfo, ObjectStore
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Orphan:
-    """An orphan. `key` is relative to the prefix; `modified_ms` is the store's."""
-
-    key: str
-    size_bytes: int
-    modified_ms: int | None
-    epoch: int
-
-    def is_due(self, now_ms: int, grace_ms: int) -> bool:
-        """Whether the object is older than the grace period; False if the store does not give its age."""
-        return self.modified_ms is not None and now_ms - self.modified_ms >= grace_ms
-
-
-def unreferenced_objects(listed: Iterable[ObjectInfo], *, epoch: int, named: Collection[str]) -> list[Orphan]:
+def unreferenced_objects(listed: Iterable[ObjectInfo], *, epoch: int, named: Collection[str]) -> list[ObjectInfo]:
     """The orphans among `listed`; `named` by the manifest of `epoch` or a pinned one. Relative keys."""
-    found = []
-    for info in listed:
-        made_in = parse_epoch(info.key)
-        if made_in is not None and made_in < epoch and info.key not in named:
-            size, modified = info.size_bytes, info.modified_ms
-            found.append(Orphan(key=info.key, epoch=made_in, size_bytes=size, modified_ms=modified))
-    return found
+    return [
+        info
+        for info in listed
+        if info.key not in named and (made_in := parse_epoch(info.key)) is not None and made_in < epoch
+    ]
 
 
-def find_orphans(store: ObjectStore, prefix: str, metadata: MetadataLog, *, now_ms: int) -> list[Orphan]:
+def find_orphans(store: ObjectStore, prefix: str, metadata: MetadataLog, *, now_ms: int) -> list[ObjectInfo]:
     """The orphans of a partition, ordered by name: from a listing, the newest manifest, and the pinned ones.
 
     Raises Corrupt or NotFound for an unreadable manifest, page or pin, and the error of `MetadataLog.missing`.
     """
-    listed = [
-        ObjectInfo(key=info.key.removeprefix(prefix), size_bytes=info.size_bytes, modified_ms=info.modified_ms)
-        for info in store.list(prefix)
-    ]
+    listed = [replace(info, key=info.key.removeprefix(prefix)) for info in store.list(prefix)]
     if not listed:
         return []
     manifest = metadata.refresh(exact=True)

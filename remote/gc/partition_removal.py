@@ -29,6 +29,7 @@ from remote.gc.fork_references import delete_unlinked
 from remote.gc.object_deletion import DeleteReason
 from remote.gc.pins import PinWatch
 from remote.keys import MANIFESTS, manifest_key
+from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import delete_partition, expire_pages, expire_segments, remove_pending_deletes
@@ -51,14 +52,9 @@ class Removal(Enum):
 class PartitionRemoval:
     """The removal of one partition: call `step` until it is DONE; another process may repeat every step."""
 
-    def __init__(
-        self, store: ObjectStore, prefix: str, writer_id: str, *, topic: str, topic_id: str, partition: int
-    ) -> None:
-        self._store = store
-        self._prefix = prefix
-        self._writer_id = writer_id
-        self._topic, self._topic_id, self._partition = topic, topic_id, partition
-        self._log, self._pins = MetadataLog(store, prefix), PinWatch(store, prefix)
+    def __init__(self, store: ObjectStore, name: RemotePartitionName, writer_id: str) -> None:
+        self._store, self._name, self._prefix, self._writer_id = store, name, name.prefix, writer_id
+        self._log, self._pins = MetadataLog(store, self._prefix), PinWatch(store, self._prefix)
         self._gives_way = False
 
     def step(self, now_ms: int, *, grace_ms: int) -> Removal:
@@ -79,14 +75,7 @@ class PartitionRemoval:
                 return Removal.WAITING
             if manifest is None or (_is_empty(manifest) and not self._has_old_manifests(manifest)):
                 return Removal.DONE
-            self._log.become_writer(
-                self._writer_id,
-                now_ms,
-                topic=self._topic,
-                topic_id=self._topic_id,
-                partition=self._partition,
-                removes=True,
-            )
+            self._log.become_writer(self._writer_id, now_ms, **self._name.identity, removes=True)
             self._gives_way = False
         manifest = self._log.commit(delete_partition(now_ms=now_ms), now_ms)
         assert manifest.deleted_ms is not None

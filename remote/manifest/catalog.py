@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypedDict
 
 from local.names import TopicPartition
 from remote.keys import parse_partition, parse_topic_directory, partition_prefix, topic_begin, topic_directory
@@ -25,6 +26,17 @@ class RemotePartitionName:
     @property
     def prefix(self) -> str:
         return partition_prefix(self.topic, self.topic_id, self.partition)
+
+    @property
+    def identity(self) -> Identity:
+        """The fields as keyword arguments, as `MetadataLog.become_writer` has them."""
+        return Identity(topic=self.topic, topic_id=self.topic_id, partition=self.partition)
+
+
+class Identity(TypedDict):
+    topic: str
+    topic_id: str
+    partition: int
 
 
 def list_topics(store: ObjectStore, topic: str | None = None) -> list[tuple[str, str]]:

@@ -6,8 +6,10 @@ runs, so a thousand buckets take a moment.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from unittest import mock
 
 from local import kernels
 from local.index.index_files import build_indexes
@@ -77,6 +79,13 @@ def to_copy(
         inspect=lambda: SegmentInspector("memory", base, next_offset, lineage, told),
         **more,  # type: ignore[arg-type]
     )
+
+
+@contextmanager
+def small_chunks(chunk_bytes: int = 512) -> Iterator[None]:
+    """Uploads of this process within the block have small chunks, so that small segments have several."""
+    with mock.patch.multiple("remote.upload.segment_upload", CHUNK_BYTES=chunk_bytes, SEALED_CHUNK_BYTES=chunk_bytes):
+        yield
 
 
 @dataclass

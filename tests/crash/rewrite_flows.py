@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from care_world import KEYS, MODES, NOW, SMALL_PAGES, TOPIC_ID, CareWorld, batches, named
+from care_world import KEYS, MODES, NOW, SMALL_PAGES, TOPIC_ID, CareWorld, batches, named, small_chunks
 from fault_kinds import PUTS, Clock, FaultStore, Kind, Plan
 
 from local.errors import LogError
@@ -34,31 +34,34 @@ from tiered.jobs.runner import Here
 from tiered.read.bucket_reader import RemoteLog
 
 NAME = TopicPartition("t", 0)
-CHUNK = 512
 WRITES = PUTS | {"delete"}
 Record = tuple[int, bytes | None, bytes | None, int]
 Flow = Callable[[ObjectStore], None]
 
 
+@small_chunks()
 def merge(store: ObjectStore) -> None:
     plan = plan_merge(store, named("t"), now_ms=NOW, target_bytes=3000)
-    run_rewrite(store, plan, now_ms=lambda: NOW, keys=KEYS, groups_a_manifest=2, chunk_bytes=CHUNK)
+    run_rewrite(store, plan, now_ms=lambda: NOW, keys=KEYS, groups_a_manifest=2)
 
 
+@small_chunks()
 def compress(store: ObjectStore) -> None:
     plan = plan_recode(store, named("t"), now_ms=NOW, codec="zstd")
-    run_rewrite(store, plan, now_ms=lambda: NOW, keys=KEYS, groups_a_manifest=3, chunk_bytes=CHUNK)
+    run_rewrite(store, plan, now_ms=lambda: NOW, keys=KEYS, groups_a_manifest=3)
 
 
+@small_chunks()
 def encrypt(store: ObjectStore) -> None:
     plan = plan_recode(store, named("t"), now_ms=NOW, key_id="b")
-    run_rewrite(store, plan, now_ms=lambda: NOW, keys=KEYS, groups_a_manifest=3, chunk_bytes=CHUNK)
+    run_rewrite(store, plan, now_ms=lambda: NOW, keys=KEYS, groups_a_manifest=3)
 
 
+@small_chunks()
 def redact(store: ObjectStore) -> None:
     keys, bucket = KeyDigests.of([ERASED[redact]]), OpenBucket.of(store, KEYS)
     (scan,) = scan_keys(Here(), bucket, [survey(store, named("t"))], keys)
-    run_redaction(Here(), bucket, [plan_redaction(scan, now_ms=NOW)], keys, now_ms=lambda: NOW, chunk_bytes=CHUNK)
+    run_redaction(Here(), bucket, [plan_redaction(scan, now_ms=NOW)], keys, now_ms=lambda: NOW)
 
 
 FLOWS: dict[str, Flow] = {"merge": merge, "compress": compress, "encrypt": encrypt, "redact": redact}

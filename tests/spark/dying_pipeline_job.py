@@ -35,7 +35,7 @@ def dying_work(fleet, directory, *, now_ms):
     import tiered.maintenance.upload_and_commit
 
     if TaskContext.get().attemptNumber() == 0:
-        real, copied = tiered.committing.copy_segment, []
+        real, copied = tiered.maintenance.upload_and_commit.copy_segment, []
 
         def cut(*words, **more):
             row = real(*words, **more)
@@ -44,7 +44,7 @@ def dying_work(fleet, directory, *, now_ms):
                 os._exit(1)
             return row
 
-        tiered.committing.copy_segment = cut
+        tiered.maintenance.upload_and_commit.copy_segment = cut
     return work_node(fleet, directory, now_ms=now_ms)
 
 

@@ -34,7 +34,7 @@ def main() -> None:
     conf = {"spark.executor.memory": "600m", "spark.executorEnv.PYTHONPATH": path}
     spark = launched_session("faulty", master, conf)
     bucket = FaultyBucket(url=url, key_ring=key_ring, strikes=Strikes(int(effect)))
-    rewrite(spark, bucket, plans, wave_tasks=2, task_bytes=1, chunk_bytes=512, now_ms=lambda: NOW, job_id="nightly")
+    rewrite(spark, bucket, plans, wave_tasks=2, task_bytes=1, now_ms=lambda: NOW, job_id="nightly")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from tiered.spark.jobs.runner import SparkRunner, delete_garbage, list_garbage
 
 pytestmark = pytest.mark.spark
 
-SMALL = {"task_bytes": 1500, "chunk_bytes": 512, "now_ms": lambda: NOW}
+SMALL = {"task_bytes": 1500, "now_ms": lambda: NOW}
 FACTS = ("base_offset", "next_offset", "size_bytes", "record_count", "cleaned_through", "content_crc32c",
          "codec", "key_id", "epochs", "made_by")  # fmt: skip
 
@@ -99,7 +99,7 @@ def test_rewrite_in_tasks_equals_the_rewrite_of_one_process(spark, pour, kind):
     bucket, store = pour(world)
     before = records_of(store)
     for name in list_partitions(plain):
-        run_rewrite(plain, PLANNERS[kind](plain, name), now_ms=lambda: NOW, keys=KEYS, chunk_bytes=512)
+        run_rewrite(plain, PLANNERS[kind](plain, name), now_ms=lambda: NOW, keys=KEYS)
     plans = [PLANNERS[kind](store, name) for name in list_partitions(store)]
     told = []
     context = spark.sparkContext
@@ -127,7 +127,7 @@ def test_redaction_in_tasks_equals_the_redaction_of_one_process(spark, pour):
             return scan_keys(executor, bucket, [survey(store, name) for name in list_partitions(store)], keys)
 
         plans = [plan_redaction(each, now_ms=NOW) for each in scans()]
-        outcomes = run_redaction(executor, bucket, plans, keys, now_ms=lambda: NOW, chunk_bytes=512)
+        outcomes = run_redaction(executor, bucket, plans, keys, now_ms=lambda: NOW)
         assert all(each.is_complete for each in outcomes)
         assert not [finding for each in scans() for finding in each.findings()]
         return [(each.segments, each.records, each.record_bytes, len(each.matched)) for each in plans]

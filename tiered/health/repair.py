@@ -323,7 +323,7 @@ class RepairUnit(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class RepairJob(LocalJob[RepairUnit, None]):
+class RepairJob(LocalJob[RepairUnit, None, SegmentRepair | PageRepair]):
     """The repairs of a plan, pages first; good copies may be on this machine's disk."""
 
     store: ObjectStore

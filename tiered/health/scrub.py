@@ -242,9 +242,7 @@ def _found(name: RemotePartitionName, found: Finding, entry: SegmentEntry | None
     return Found(
         code=found.code,
         severity=found.state,
-        topic=name.topic,
-        topic_id=name.topic_id,
-        partition=name.partition,
+        **name.identity,
         object=key,
         what=found.line,
         at=found.at,
@@ -276,9 +274,7 @@ def _plaintext(name: RemotePartitionName, survey: BucketReport, settings: Settin
 def _partition(name: RemotePartitionName, survey: BucketReport) -> PartitionScrub:
     manifest = survey.manifest
     return PartitionScrub(
-        topic=name.topic,
-        topic_id=name.topic_id,
-        partition=name.partition,
+        **name.identity,
         sequence=manifest.sequence if manifest is not None else None,
         epoch=manifest.epoch if manifest is not None else None,
         segments=None if survey.is_unread else manifest.segment_count if manifest is not None else 0,

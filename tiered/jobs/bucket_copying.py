@@ -26,7 +26,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 from local.errors import Conflict, InvalidRequest, LogError, NotFound
@@ -40,13 +39,12 @@ from remote.manifest.manifest_changes import add_segments, expire_segments
 from remote.manifest.sealing import keyed
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
-from remote.segments.index_bundle import CHUNK_BYTES
 from remote.store import ObjectStore
 from remote.upload.segment_upload import copy_segment
 from tiered.jobs.job_bucket import Bucket, OpenBucket
 from tiered.jobs.joined_segments import check_same_bytes, joined
 from tiered.jobs.rewriting import RewriteCost, cost_of
-from tiered.jobs.runner import Clock, Failures, Here, or_error, run_job
+from tiered.jobs.runner import BucketJob, Clock, Failures, Here, run_job
 from tiered.node.writer_ids import COPY
 from tiered.stores.object_encoding import EncodingChoice, SettingsOf, encoding_of_entry, own_settings
 
@@ -145,15 +143,12 @@ def begin_copy(source: ObjectStore, target: ObjectStore, plan: CopyPlan) -> Meta
     log = MetadataLog(target, plan.name.prefix)
     known = log.load(exact=True)
     _check_ours(source, target, plan.name, known)
-    name = plan.name
-    newest = MetadataLog(source, name.prefix).refresh(exact=True)
+    newest = MetadataLog(source, plan.name.prefix).refresh(exact=True)
     key_ids = (each.encoding.key_id for each in plan.entries if each.encoding.key_id is not None)
     log.become_writer(
         _writer(source),
         plan.now_ms,
-        topic=name.topic,
-        topic_id=name.topic_id,
-        partition=name.partition,
+        **plan.name.identity,
         properties=plan.properties,
         first_epoch=newest.epoch + EPOCHS_APART,
         seal_key_id=next(key_ids, newest.seal_key_id),
@@ -169,7 +164,6 @@ def copy_entry(
     *,
     epoch: int,
     keys: KeyRing = NO_KEYS,
-    chunk_bytes: int = CHUNK_BYTES,
 ) -> SegmentEntry:
     """Read, check, upload and verify one segment. Raises NotFound for an expired entry, Corrupt for a damaged one."""
     remote = RemotePartition(source, plan.name.prefix, ChunkCache(), read_ahead_chunks=0, keys=keys)
@@ -180,7 +174,6 @@ def copy_entry(
         epoch=epoch,
         now_ms=plan.now_ms,
         object_encoding=each.encoding.object_encoding(keys),
-        chunk_bytes=chunk_bytes,
     )
     check_same_bytes(entry, [each.entry])
     return replace(entry, made_by=each.entry.made_by)
@@ -214,7 +207,7 @@ class CopyUnit(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class CopyJob:
+class CopyJob(BucketJob[CopyUnit, SegmentEntry, CopyOutcome]):
     """Copies of any number of partitions; a unit is an entry. A partition ends with its first failed entry."""
 
     source: Bucket
@@ -222,7 +215,6 @@ class CopyJob:
     plans: Sequence[CopyPlan]
     now_ms: Clock
     batch_size: int = ENTRIES_A_MANIFEST
-    chunk_bytes: int = CHUNK_BYTES
 
     def __post_init__(self) -> None:
         self._epochs: dict[int, int] = {}
@@ -233,8 +225,13 @@ class CopyJob:
         count = sum(len(plan.entries) for plan in self.plans)
         self.description = f"copying {count} segments of {len(self.plans)} partitions to {self.target.url}"
 
+    @property
+    def buckets(self) -> tuple[Bucket, Bucket]:
+        return self.source, self.target
+
     def begin(self, opened: ExitStack) -> None:
-        self._from, self._to = (opened.enter_context(each.opened()) for each in (self.source, self.target))
+        super().begin(opened)
+        self._from, self._to = self._stores
         for number, plan in enumerate(self.plans):
             with self.failures.noted(number):
                 self._epochs[number] = begin_copy(self._from, self._to, plan).epoch
@@ -248,18 +245,13 @@ class CopyJob:
     def size_of(self, unit: CopyUnit) -> int:
         return unit.entry.entry.size_bytes
 
-    def is_wanted(self, unit: CopyUnit) -> bool:
-        return unit.number not in self.failures.first
+    def task(self) -> Callable[..., SegmentEntry]:
+        keys = self.source.keys
 
-    def worker(self) -> Callable[[Sequence[CopyUnit]], list[SegmentEntry | LogError]]:
-        source, target, chunk_bytes = self.source, self.target, self.chunk_bytes
+        def copied(unit: CopyUnit, source: ObjectStore, target: ObjectStore) -> SegmentEntry:
+            return copy_entry(source, target, unit.plan, unit.entry, epoch=unit.epoch, keys=keys())
 
-        def do(units: Sequence[CopyUnit]) -> list[SegmentEntry | LogError]:
-            with source.opened() as store, target.opened() as to:
-                copied = partial(copy_entry, store, to, keys=source.keys(), chunk_bytes=chunk_bytes)
-                return [or_error(partial(copied, each.plan, each.entry, epoch=each.epoch)) for each in units]
-
-        return do
+        return copied
 
     def commit(self, results: Sequence[tuple[CopyUnit, SegmentEntry | LogError]]) -> None:
         for unit, result in results:
@@ -314,7 +306,6 @@ def run_copy(
     now_ms: Callable[[], int],
     keys: KeyRing = NO_KEYS,
     entries_a_manifest: int = ENTRIES_A_MANIFEST,
-    chunk_bytes: int = CHUNK_BYTES,
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda size_bytes: None,
 ) -> CopyOutcome:
@@ -326,7 +317,6 @@ def run_copy(
             plans=[plan],
             now_ms=now_ms,
             batch_size=entries_a_manifest,
-            chunk_bytes=chunk_bytes,
         ),
         Here(should_stop),
         progress=progress,

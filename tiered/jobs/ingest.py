@@ -253,14 +253,8 @@ def _check_free(
 
 def _taken(store: ObjectStore, name: RemotePartitionName, job_id: str, own: Mapping[str, str], now_ms: int) -> Manifest:
     log = MetadataLog(store, name.prefix)
-    return log.become_writer(
-        INGEST + job_id,
-        now_ms,
-        topic=name.topic,
-        topic_id=name.topic_id,
-        partition=name.partition,
-        properties=None if log.load() is not None else own,
-    )
+    properties = None if log.load() is not None else own
+    return log.become_writer(INGEST + job_id, now_ms, **name.identity, properties=properties)
 
 
 def _target(

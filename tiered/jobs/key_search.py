@@ -16,7 +16,6 @@ import codecs
 import hashlib
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -43,11 +42,10 @@ from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.view import CompactedView
 from remote.segment_entry import SegmentEntry
-from remote.segments.encryption import KeyRing
 from remote.store import ObjectStore
 from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.rewriting import RewriteCost
-from tiered.jobs.runner import Executor, Failures, StateFile, or_error, run_job
+from tiered.jobs.runner import BucketJob, Executor, Failures, StateFile, run_job
 from tiered.stores.object_encoding import SettingsOf, own_settings
 
 STATE_VERSION = 1
@@ -251,7 +249,7 @@ class ScanUnit(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class ScanJob:
+class ScanJob(BucketJob[ScanUnit, KeyCount, "Scan"]):
     """Counts records of the keys, with a `Scan` for each partition; segments in `known`, by ulid, are not read."""
 
     bucket: Bucket
@@ -259,15 +257,15 @@ class ScanJob:
     keys: KeyDigests
     known: Mapping[str, KeyCount]
     on_count: Callable[[KeyCount], None]
-    batch_size: int = 1
 
     def __post_init__(self) -> None:
         self.description = f"searching keys in {sum(len(list(each.scanned)) for each in self.surveys)} segments"
         self.failures = Failures([each.name for each in self.surveys])
         self._scans = [Scan(survey=each) for each in self.surveys]
 
-    def begin(self, opened: ExitStack) -> None:
-        del opened
+    @property
+    def buckets(self) -> tuple[Bucket]:
+        return (self.bucket,)
 
     def units(self) -> Iterator[ScanUnit]:
         for number, each in enumerate(self.surveys):
@@ -282,16 +280,10 @@ class ScanJob:
 
     def is_wanted(self, unit: ScanUnit) -> bool:
         del unit
-        return True
+        return True  # a segment that cannot be read does not end the scan
 
-    def worker(self) -> Callable[[Sequence[ScanUnit]], list[KeyCount | LogError]]:
-        bucket, keys = self.bucket, self.keys
-
-        def do(units: Sequence[ScanUnit]) -> list[KeyCount | LogError]:
-            with bucket.opened() as store:
-                return [or_error(partial(_scanned, store, bucket.keys(), unit, keys)) for unit in units]
-
-        return do
+    def task(self) -> Callable[..., KeyCount]:
+        return partial(_scanned, self.bucket, self.keys)
 
     def commit(self, results: Sequence[tuple[ScanUnit, KeyCount | LogError]]) -> None:
         for unit, result in results:
@@ -306,8 +298,8 @@ class ScanJob:
         return self._scans
 
 
-def _scanned(store: ObjectStore, ring: KeyRing, unit: ScanUnit, keys: KeyDigests) -> KeyCount:
-    remote = RemotePartition(store, unit.prefix, ChunkCache(0), read_ahead_chunks=0, keys=ring)
+def _scanned(bucket: Bucket, keys: KeyDigests, unit: ScanUnit, store: ObjectStore) -> KeyCount:
+    remote = RemotePartition(store, unit.prefix, ChunkCache(0), read_ahead_chunks=0, keys=bucket.keys())
     try:
         return count_keys(remote, unit.entry, keys)
     except NotFound as error:

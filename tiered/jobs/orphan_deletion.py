@@ -12,9 +12,10 @@ pages leaves list entries for objects that no longer exist, which is no error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Literal
 
 import msgspec
 
@@ -54,6 +55,11 @@ class Garbage(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> RemotePartitionName:
         return RemotePartitionName(self.topic, self.topic_id, self.partition)
+
+    @property
+    def identity(self) -> tuple[str, str | None]:
+        """What distinguishes the entry from others of its partition; an object has no upload id."""
+        return self.key, self.upload_id
 
     def is_due(self, now_ms: int, grace_ms: int) -> bool:
         """Return whether the grace period has passed; false if the store does not report an age."""
@@ -138,14 +144,20 @@ def list_garbage(
     A partition with a missing or unreadable manifest or page is reported and left out: the page may name any object.
     Raises Unavailable.
     """
-    found, errors = _judged(store, names, now_ms, uploads)
-    entries = [each for name in names if name in found for each in found[name].garbage]
-    refused = {name.prefix: str(error) for name, error in errors.items() if isinstance(error, AccessDenied)}
+    entries: list[Garbage] = []
+    left_out, refused = dict[str, str](), dict[str, str]()
+    for name in names:
+        try:
+            entries += _orphans_of(store, name, now_ms, uploads)[0]
+        except AccessDenied as error:
+            refused[name.prefix] = str(error)
+        except (Corrupt, NotFound) as error:
+            left_out[name.prefix] = str(error)
     return GarbageList(
         store=store.url,
         listed_ms=now_ms,
         entries=entries[:entries_max],
-        left_out={name.prefix: str(error) for name, error in errors.items() if name.prefix not in refused},
+        left_out=left_out,
         refused=refused,
         more=len(entries[entries_max:]),
     )
@@ -190,10 +202,7 @@ def delete_listed(
     progress: Callable[[int], None] = lambda entries: None,
 ) -> Deleted:
     """Run `delete_garbage` by an executor, a partition at a time. After a stop the rest stays listed."""
-    parts: dict[RemotePartitionName, list[Garbage]] = {}
-    for each in listed.entries:
-        parts.setdefault(each.name, []).append(each)
-    lists = [msgspec.structs.replace(listed, entries=entries) for _, entries in sorted(parts.items())] or [listed]
+    lists = [msgspec.structs.replace(listed, entries=entries) for _, entries in _by_partition(listed)] or [listed]
 
     def delete(part: GarbageList) -> Deleted:
         with bucket.opened() as store:
@@ -202,7 +211,7 @@ def delete_listed(
             )
 
     done = Deleted(entries=())
-    for finished in executor.run(f"deleting orphans of {len(parts)} partitions", lists, delete):
+    for finished in executor.run(f"deleting orphans of {len(lists)} partitions", lists, delete):
         for part, deleted in finished:
             done = done.plus(deleted)
             progress(len(part.entries))
@@ -223,25 +232,44 @@ def delete_garbage(
         raise InvalidRequest(
             "cannot delete orphans, the list belongs to another store", store=store.url, found=listed.store
         )
-    wanted = {(each.name.prefix, each.kind, each.key, each.upload_id) for each in listed.entries}
-    checked, errors = _judged(store, sorted({each.name for each in listed.entries}), now_ms, uploads)
-    unjudged = {name.prefix: error for name, error in errors.items()}
-    found = [each for of_partition in checked.values() for each in of_partition.garbage]
-    confirmed = [each for each in found if (each.name.prefix, each.kind, each.key, each.upload_id) in wanted]
-    due = [each for each in confirmed if each.is_due(now_ms, grace_ms)]
-    somebodys = sum(each[0] not in unjudged for each in wanted) - len(confirmed)
-    result = Deleted(entries=tuple(due), young=len(confirmed) - len(due), somebodys=somebodys, unjudged=unjudged)
-    if dry_run:
-        return result
-    for name, of_partition in checked.items():
-        keys = [each.key for each in due if each.name == name and each.kind == "object"]
-        for at in range(0, len(keys), DELETE_PAGE):
-            page, evidence = keys[at : at + DELETE_PAGE], Evidence(epoch=of_partition.epoch)
-            delete_objects(store, name.prefix, page, DeleteReason.ORPHAN, evidence)
+    done = Deleted(entries=())
+    for name, entries in _by_partition(listed):
+        try:
+            found, epoch = _orphans_of(store, name, now_ms, uploads)
+        except (AccessDenied, Corrupt, NotFound) as error:
+            done = done.plus(Deleted(entries=(), unjudged={name.prefix: error}))
+            continue
+        wanted = {each.identity for each in entries}
+        confirmed = [each for each in found if each.identity in wanted]
+        due = tuple(each for each in confirmed if each.is_due(now_ms, grace_ms))
+        if not dry_run:
+            _delete(store, name, due, epoch, uploads)
+        young, somebodys = len(confirmed) - len(due), len(wanted) - len(confirmed)
+        done = done.plus(Deleted(entries=due, young=young, somebodys=somebodys))
+    return done
+
+
+def _by_partition(listed: GarbageList) -> list[tuple[RemotePartitionName, list[Garbage]]]:
+    parts: dict[RemotePartitionName, list[Garbage]] = {}
+    for each in listed.entries:
+        parts.setdefault(each.name, []).append(each)
+    return sorted(parts.items())
+
+
+def _delete(
+    store: ObjectStore,
+    name: RemotePartitionName,
+    due: Sequence[Garbage],
+    epoch: int,
+    uploads: UnfinishedUploads | None,
+) -> None:
+    keys = [each.key for each in due if each.kind == "object"]
+    for at in range(0, len(keys), DELETE_PAGE):
+        delete_objects(store, name.prefix, keys[at : at + DELETE_PAGE], DeleteReason.ORPHAN, Evidence(epoch=epoch))
     for each in due:
-        if each.kind == "upload" and uploads is not None:
-            uploads.abort(_upload(each))
-    return result
+        if each.upload_id is not None and uploads is not None:
+            key, begun_ms = name.prefix + each.key, each.modified_ms or 0
+            uploads.abort(UnfinishedUpload(key=key, upload_id=each.upload_id, begun_ms=begun_ms))
 
 
 def encode_garbage(listed: GarbageList) -> bytes:
@@ -262,51 +290,22 @@ def decode_garbage(data: bytes, path: str) -> GarbageList:
     return listed
 
 
-class _Orphans(NamedTuple):
-    """The orphans of a partition, and the epoch of its newest manifest; 0 for a partition without objects."""
-
-    garbage: list[Garbage]
-    epoch: int
-
-
-def _judged(
-    store: ObjectStore, names: Iterable[RemotePartitionName], now_ms: int, uploads: UnfinishedUploads | None
-) -> tuple[dict[RemotePartitionName, _Orphans], dict[RemotePartitionName, LogError]]:
-    found, errors = dict[RemotePartitionName, _Orphans](), dict[RemotePartitionName, LogError]()
-    for name in names:
-        try:
-            found[name] = _of_partition(store, name, now_ms, uploads)
-        except (AccessDenied, Corrupt, NotFound) as error:
-            errors[name] = error
-    return found, errors
-
-
-def _of_partition(
+def _orphans_of(
     store: ObjectStore, name: RemotePartitionName, now_ms: int, uploads: UnfinishedUploads | None
-) -> _Orphans:
+) -> tuple[list[Garbage], int]:
+    """Return the orphans of a partition, and the epoch of its newest manifest; 0 for one without objects."""
     metadata = MetadataLog(store, name.prefix)
-    facts = {"topic": name.topic, "topic_id": name.topic_id, "partition": name.partition}
+    garbage = partial(Garbage, **name.identity)
     found = [
-        Garbage(kind="object", key=each.key, size_bytes=each.size_bytes, modified_ms=each.modified_ms, **facts)  # type: ignore[arg-type]
+        garbage(kind="object", key=each.key, size_bytes=each.size_bytes, modified_ms=each.modified_ms)
         for each in find_orphans(store, name.prefix, metadata, now_ms=now_ms)
     ]
     manifest = metadata.cached
-    if uploads is not None and manifest is not None:
-        for each in orphaned_uploads(uploads.list(name.prefix), name.prefix, epoch=manifest.epoch):
-            found.append(
-                Garbage(
-                    kind="upload",
-                    key=each.key.removeprefix(name.prefix),
-                    size_bytes=uploads.size_bytes(each),
-                    modified_ms=each.begun_ms,
-                    upload_id=each.upload_id,
-                    **facts,  # type: ignore[arg-type]
-                )
-            )
-    return _Orphans(found, manifest.epoch if manifest is not None else 0)
-
-
-def _upload(entry: Garbage) -> UnfinishedUpload:
-    assert entry.upload_id is not None
-    key = entry.name.prefix + entry.key
-    return UnfinishedUpload(key=key, upload_id=entry.upload_id, begun_ms=entry.modified_ms or 0)
+    if manifest is None:
+        return found, 0
+    listed = uploads.list(name.prefix) if uploads is not None else []
+    for each in orphaned_uploads(listed, name.prefix, epoch=manifest.epoch):
+        key, size = each.key.removeprefix(name.prefix), uploads.size_bytes(each) if uploads is not None else 0
+        upload = garbage(kind="upload", key=key, size_bytes=size, modified_ms=each.begun_ms, upload_id=each.upload_id)
+        found.append(upload)
+    return found, manifest.epoch

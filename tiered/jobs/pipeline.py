@@ -24,13 +24,14 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
 from local.errors import Conflict, Fenced, LogError, NotFound, Unavailable
 from policies.compaction import is_dirty_enough
 from policies.formatting import counted
+from policies.snapshot import PartitionSnapshot
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.tombstone_bound import clean_upto
@@ -118,7 +119,7 @@ class Fleet:
 def plan_units_of_partition(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, *, now_ms: int) -> list[Unit]:
     """Return a unit for each of the bucket's stages. Raises Unavailable; other errors are failed units."""
     return [
-        failed_on_error(Stage.DELETION, _plan_deletion, fleet, store, name, now_ms),
+        failed_on_error(Stage.DELETION, lambda *each: _deletion(*each)[1], fleet, store, name, now_ms),
         failed_on_error(Stage.RETENTION, _plan_retention, fleet, store, name, now_ms),
         failed_on_error(Stage.COMPACTION, plan_unit_of_compaction, fleet, store, name),
         failed_on_error(Stage.MERGE, _plan_merging, fleet, store, name, now_ms),
@@ -138,10 +139,6 @@ def failed_on_error(
         raise
     except LogError as error:
         return _of(stage, name, State.FAILED, why=str(error))
-
-
-def _plan_deletion(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
-    return _deletion(fleet, store, name, now_ms)[1]
 
 
 def delete_due(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
@@ -202,11 +199,8 @@ def plan_unit_of_compaction(fleet: Fleet, store: ObjectStore, name: RemotePartit
     rules = rules_of(known)
     if not rules.cleanup_compact:
         return _of(Stage.COMPACTION, name, State.NOTHING)
-    entries = [
-        entry
-        for entry in log.ask(manifest, lambda index: list(index.entries()))
-        if entry.base_offset >= manifest.min_readable_offset
-    ]
+    entries = log.ask(manifest, lambda index: list(index.entries()))
+    entries = [entry for entry in entries if entry.base_offset >= manifest.min_readable_offset]
     size, dirty = sum(entry.size_bytes for entry in entries), dirty_bytes(entries)
     is_due = is_dirty_enough(dirty, size - dirty, rules.min_cleanable_dirty_ratio)
     why = f"{dirty / size:.0%} dirty" if size else ""
@@ -321,14 +315,10 @@ def plan_unit_of_node(fleet: Fleet, directory: str, *, now_ms: int) -> Unit:
     count = sum(each.count for each in totals.values())
     words = [f"{name} {each.count}" for name, each in sorted(totals.items())]
     words += [f"{name}: {error}" for name, error in sorted(problems.items())]
-    return _of_node(
-        directory,
-        State.LEFT_ALONE if why else State.DUE if count or problems else State.NOTHING,
-        why or ", ".join(words),
-        rows_before=sum(len(each.segments) for each in snapshots),
-        bytes_before=sum(segment.size_bytes for each in snapshots for segment in each.segments),
-        size_bytes=sum(each.size_bytes for each in totals.values()),
-    )
+    state = State.LEFT_ALONE if why else State.DUE if count or problems else State.NOTHING
+    before, size = _segments(snapshots), sum(each.size_bytes for each in totals.values())
+    figures = {"rows_before": before[0], "bytes_before": before[1], "size_bytes": size}
+    return _of_node(directory, state, why or ", ".join(words), **figures)
 
 
 def work_node(fleet: Fleet, directory: str, *, now_ms: int) -> Unit:
@@ -354,19 +344,18 @@ def work_node(fleet: Fleet, directory: str, *, now_ms: int) -> Unit:
             done.update(decisions)
             if not decisions:
                 break
-        snapshots = manager.snapshots(now_ms, fleet.topics or None)
+        after = _segments(manager.snapshots(now_ms, fleet.topics or None))
         problems = dict(manager.problems)
     words = [f"{name} {count}" for name, count in sorted(done.items())]
     words += [f"{name}: {error}" for name, error in sorted(problems.items())]
-    return _of_node(
-        directory,
-        State.FAILED if problems else State.DONE,
-        ", ".join(words),
-        rows_before=planned.rows_before,
-        rows_after=sum(len(each.segments) for each in snapshots),
-        bytes_before=planned.bytes_before,
-        bytes_after=sum(segment.size_bytes for each in snapshots for segment in each.segments),
-    )
+    state = State.FAILED if problems else State.DONE
+    return replace(planned, state=state, why=", ".join(words), rows_after=after[0], bytes_after=after[1], size_bytes=0)
+
+
+def _segments(snapshots: Sequence[PartitionSnapshot]) -> tuple[int, int]:
+    """Return the number and the bytes of all local segments."""
+    sizes = [segment.size_bytes for each in snapshots for segment in each.segments]
+    return len(sizes), sum(sizes)
 
 
 def _of_node(directory: str, state: State, why: str, **figures: int) -> Unit:

@@ -7,9 +7,10 @@ may stop at any point, and every unit may be done twice. `PipelineState` lets a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from itertools import chain
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -35,13 +36,14 @@ from tiered.jobs.pipeline import (
     retain,
     work_node,
 )
-from tiered.jobs.rewriting import RewriteJob, RewritePlan
-from tiered.jobs.runner import Clock, Executor, StateFile, run_job
+from tiered.jobs.rewriting import RewriteJob
+from tiered.jobs.runner import Clock, Executor, StateFile, packed, run_job
 
 STATE_VERSION = 1
 LOOKS_A_TASK = 8  # partitions; some milliseconds each
 W = TypeVar("W")
 R = TypeVar("R")
+Runs = Iterator[Sequence[tuple[Sequence[Any], list[Unit]]]]
 Progress = Callable[[Stage, int, int], None]  # stage, finished units, all units
 
 
@@ -63,7 +65,6 @@ def plan_pipeline(
 ) -> list[Unit]:
     """Return every unit in its current state; `progress` receives (read, all) nodes and partitions, from 0."""
     names = _names(fleet)
-    packs = packs_of(names)
     found, done, everything = list[Unit](), 0, len(fleet.nodes) + len(names)
 
     def plan_nodes(pack: Sequence[str]) -> list[Unit]:
@@ -73,18 +74,14 @@ def plan_pipeline(
         with fleet.bucket.opened() as store:
             return [unit for name in pack for unit in plan_units_of_partition(fleet, store, name, now_ms=now_ms)]
 
-    def add(finished: Sequence[tuple[Sequence[object], list[Unit]]]) -> None:
-        nonlocal done
+    progress(0, everything)
+    nodes: Runs = runner.run("reading nodes", [(node,) for node in fleet.nodes], plan_nodes)
+    partitions: Runs = runner.run("reading partitions", _packs(names), plan_partitions)
+    for finished in chain(nodes, partitions):
         for pack, units in finished:
-            found.extend(units)
+            found += units
             done += len(pack)
         progress(done, everything)
-
-    progress(0, everything)
-    for nodes in runner.run("reading nodes", [(node,) for node in fleet.nodes], plan_nodes):
-        add(nodes)
-    for partitions in runner.run("reading partitions", packs, plan_partitions):
-        add(partitions)
     return found
 
 
@@ -104,10 +101,9 @@ def run_pipeline(
     for a task that failed for good.
     """
     run = _Run(fleet, runner, job_id, now_ms, state, small_bytes, progress)
-    for stage in (run.clean_and_tier, run.free, run.retain, run.compact, run.merge):
-        if runner.should_stop():
-            break
-        stage()
+    for stage in (run.clean_and_tier, run.delete, run.retain, run.compact, run.merge):
+        if not runner.should_stop():
+            stage()
     is_complete = not runner.should_stop() and not run.was_cut
     return PipelineResult(job_id=job_id, units=tuple(run.units), is_complete=is_complete)
 
@@ -137,7 +133,7 @@ class _Run:
             lambda pack: [work_node(fleet, node, now_ms=now_ms) for node in pack],
         )
 
-    def free(self) -> None:
+    def delete(self) -> None:
         do = _each(self.fleet, Stage.DELETION, delete_due, self.now_ms())
         self._work(Stage.DELETION, "deletion in the bucket", self._packs(Stage.DELETION), do)
 
@@ -157,8 +153,9 @@ class _Run:
                     name, more = of[each.unit], (self.runner, self.job_id, now_ms)
                     self._finish([failed_on_error(stage, compact_by, self.fleet, store, name, *more)])
         small = [each for each in due if each.size_bytes <= self.small_bytes]
-        packed = [[of[each.unit] for each in pack] for pack in by_size(small, self.small_bytes // 4)]
-        self._work(stage, "compacting partitions", packed, _each(self.fleet, stage, compact_whole, self.job_id, now_ms))
+        tasks = packed(small, lambda each: each.size_bytes, self.small_bytes // 4)
+        do = _each(self.fleet, stage, compact_whole, self.job_id, now_ms)
+        self._work(stage, "compacting partitions", [[of[each.unit] for each in pack] for pack in tasks], do)
 
     def merge(self) -> None:
         plan = _each(self.fleet, Stage.MERGE, plan_merging, self.now_ms())
@@ -169,17 +166,13 @@ class _Run:
             self._finish([each for each in found if isinstance(each, Unit)])
             plans = [each for each in found if not isinstance(each, Unit) and each.groups]
             if plans and not self.runner.should_stop():
-                self._merge(plans)
+                errors: dict[int, LogError] = {}
+                job = RewriteJob(bucket=self.fleet.bucket, plans=plans, now_ms=self.now_ms)
+                outcomes = zip(plans, run_job(job, self.runner, errors=errors), strict=True)
+                self._finish([merged_unit(*each, errors.get(number)) for number, each in enumerate(outcomes)])
             done += len(found)
             self.progress(Stage.MERGE, done, everything)
         self.was_cut |= done < everything
-
-    def _merge(self, plans: Sequence[RewritePlan]) -> None:
-        errors: dict[int, LogError] = {}
-        job = RewriteJob(bucket=self.fleet.bucket, plans=plans, now_ms=self.now_ms)
-        outcomes = run_job(job, self.runner, errors=errors)
-        for number, (plan, outcome) in enumerate(zip(plans, outcomes, strict=True)):
-            self._finish([merged_unit(plan, outcome, errors.get(number))])
 
     # -- units -------------------------------------------------------------------------------------------------------
 
@@ -205,7 +198,7 @@ class _Run:
         return sorted(due, key=lambda each: (-each.size_bytes, each.unit))
 
     def _packs(self, stage: Stage) -> list[tuple[RemotePartitionName, ...]]:
-        return packs_of(self._remaining(stage, _names(self.fleet), lambda name: name.prefix))
+        return _packs(self._remaining(stage, _names(self.fleet), lambda name: name.prefix))
 
     def _remaining(self, stage: Stage, work: Sequence[W], unit_of: Callable[[W], str]) -> list[W]:
         return [each for each in work if self.state is None or not self.state.is_over(stage, unit_of(each))]
@@ -228,29 +221,13 @@ def _each(
     return do
 
 
-def by_size(units: Sequence[Unit], task_bytes: int) -> list[list[Unit]]:
-    """Pack units, largest first, each into the first pack of up to `task_bytes` with room."""
-    packs: list[list[Unit]] = []
-    sizes: list[int] = []
-    for unit in units:
-        at = next((at for at, size in enumerate(sizes) if size + unit.size_bytes <= task_bytes), None)
-        if at is None:
-            packs.append([unit])
-            sizes.append(unit.size_bytes)
-        else:
-            packs[at].append(unit)
-            sizes[at] += unit.size_bytes
-    return packs
-
-
 def _names(fleet: Fleet) -> list[RemotePartitionName]:
     with fleet.bucket.opened() as store:
         return chosen_partitions(store, [(topic, None) for topic in fleet.topics])
 
 
-def packs_of(names: Sequence[RemotePartitionName]) -> list[tuple[RemotePartitionName, ...]]:
-    """Divide partitions into packs, one for each task."""
-    return [tuple(names[at : at + LOOKS_A_TASK]) for at in range(0, len(names), LOOKS_A_TASK)]
+def _packs(names: Sequence[RemotePartitionName]) -> list[tuple[RemotePartitionName, ...]]:
+    return packed(names, lambda name: 1, LOOKS_A_TASK)
 
 
 class _Pipeline(msgspec.Struct, frozen=True):

@@ -36,7 +36,6 @@ A redacted entry is never replaced by a local copy of its segment, which may hav
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -63,12 +62,10 @@ from remote.gc.pins import list_pins
 from remote.keys import home_of, is_in_other_topic, new_ulid
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest_changes import Replacement
 from remote.manifest.view import ViewState, find_view
 from remote.manifest.view_changes import switch_view
 from remote.segment_entry import REDACTION, SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
-from remote.segments.index_bundle import CHUNK_BYTES
 from remote.store import ObjectStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.config.config import resolve_rules
@@ -87,7 +84,7 @@ from tiered.jobs.rewriting import (
     cost_of,
     unless_expired,
 )
-from tiered.jobs.runner import Clock, Executor, Failures, or_error, run_job
+from tiered.jobs.runner import BucketJob, Clock, Executor, Failures, run_job
 from tiered.partition.segment_inspection import SegmentInspector
 from tiered.stores.object_encoding import EncodingChoice, encoding_of_entry
 
@@ -220,27 +217,11 @@ class Redactor:
     erased: KeyDigests
 
     def __call__(
-        self,
-        plan: RewritePlan,
-        group: RewriteGroup,
-        store: ObjectStore,
-        *,
-        keys: KeyRing = NO_KEYS,
-        target: ObjectStore | None = None,
-        chunk_bytes: int = CHUNK_BYTES,
+        self, plan: RewritePlan, group: RewriteGroup, store: ObjectStore, *, keys: KeyRing, target: ObjectStore
     ) -> RewrittenGroup:
         def redacted(due: RewriteGroup) -> RewrittenGroup:
             (entry,) = due.entries
-            new = self.redacted(target or store, plan, entry, due.encoding, keys=keys, chunk_bytes=chunk_bytes)
-            before = entry.stored_bytes + entry.indexes_bytes
-            if new is None:
-                return RewrittenGroup(number=due.number, replacement=None, stored_before=before, stored_after=before)
-            return RewrittenGroup(
-                number=due.number,
-                replacement=Replacement(ulids=(entry.ulid,), entries=(new,)),
-                stored_before=before,
-                stored_after=new.stored_bytes + new.indexes_bytes,
-            )
+            return RewrittenGroup.of(due, self.redacted(target, plan, entry, due.encoding, keys=keys))
 
         return unless_expired(plan, group, store, redacted)
 
@@ -253,7 +234,6 @@ class Redactor:
         *,
         view: str | None = None,
         keys: KeyRing = NO_KEYS,
-        chunk_bytes: int = CHUNK_BYTES,
     ) -> SegmentEntry | None:
         """Upload the segment, or the part of `view`; None: no such record in a segment, no other in a view part."""
         remote = RemotePartition(store, plan.name.prefix, ChunkCache(), read_ahead_chunks=0, keys=keys)
@@ -287,7 +267,6 @@ class Redactor:
                 now_ms=plan.now_ms,
                 view=view,
                 object_encoding=encoding.object_encoding(keys),
-                chunk_bytes=chunk_bytes,
             )
 
     def _written(
@@ -340,19 +319,17 @@ def run_redaction(
     keys: KeyDigests,
     *,
     now_ms: Clock,
-    chunk_bytes: int = CHUNK_BYTES,
     progress: Callable[[int], None] = lambda size_bytes: None,
     errors: dict[int, LogError] | None = None,
 ) -> list[RewriteOutcome]:
     """Rewrite views, then segments; return the outcome of each plan. `errors` as in `tiered.jobs.runner.run_job`."""
     found: dict[int, LogError] = {}
-    views = ViewRedactionJob(bucket=bucket, plans=plans, keys=keys, now_ms=now_ms, chunk_bytes=chunk_bytes)
+    views = ViewRedactionJob(bucket=bucket, plans=plans, keys=keys, now_ms=now_ms)
     are_done = run_job(views, executor, progress=progress, errors=found)
     segments = RewriteJob(
         bucket=bucket,
         plans=[each.rewrite for each in plans],
         now_ms=now_ms,
-        chunk_bytes=chunk_bytes,
         rewrite=Redactor(bucket=bucket, erased=keys),
         keeps_maker=False,
         incomplete=frozenset(number for number, is_done in enumerate(are_done) if not is_done),
@@ -379,23 +356,22 @@ NewParts = Mapping[str, SegmentEntry | None]  # by the ulid of the old part; Non
 
 
 @dataclass(kw_only=True)
-class ViewRedactionJob:
+class ViewRedactionJob(BucketJob[ViewUnit, "NewParts", bool]):
     """Rewrites views, one commit each; the outcome is whether all were committed."""
 
     bucket: Bucket
     plans: Sequence[Redaction]
     keys: KeyDigests
     now_ms: Clock
-    chunk_bytes: int = CHUNK_BYTES
-    batch_size: int = 1
 
     def __post_init__(self) -> None:
         self.description = f"rewriting {sum(len(each.view_parts) for each in self.plans)} compacted views"
         self.failures = Failures([each.name for each in self.plans])
         self._committed = [0] * len(self.plans)
 
-    def begin(self, opened: ExitStack) -> None:
-        self._store = opened.enter_context(self.bucket.opened())
+    @property
+    def buckets(self) -> tuple[Bucket]:
+        return (self.bucket,)
 
     def units(self) -> Iterator[ViewUnit]:
         for number, each in enumerate(self.plans):
@@ -407,31 +383,23 @@ class ViewRedactionJob:
 
     def is_wanted(self, unit: ViewUnit) -> bool:
         del unit
-        return True
+        return True  # the views of a partition do not depend on each other
 
-    def worker(self) -> Callable[[Sequence[ViewUnit]], list[NewParts | LogError]]:
-        bucket, chunk_bytes = self.bucket, self.chunk_bytes
-        redacted = Redactor(bucket=bucket, erased=self.keys).redacted
+    def task(self) -> Callable[..., NewParts]:
+        redacted, keys = Redactor(bucket=self.bucket, erased=self.keys).redacted, self.bucket.keys
 
-        def parts_of(store: ObjectStore, unit: ViewUnit) -> NewParts:
-            redacted_part = partial(redacted, view=unit.view, keys=bucket.keys(), chunk_bytes=chunk_bytes)
-            return {
-                each.ulid: redacted_part(store, unit.plan, each, encoding_of_entry(each, unit.settings))
-                for each in unit.parts
-            }
+        def parts_of(unit: ViewUnit, store: ObjectStore) -> NewParts:
+            part = partial(redacted, store, unit.plan, view=unit.view, keys=keys())
+            return {each.ulid: part(each, encoding_of_entry(each, unit.settings)) for each in unit.parts}
 
-        def do(units: Sequence[ViewUnit]) -> list[NewParts | LogError]:
-            with bucket.opened() as store:
-                return [or_error(partial(parts_of, store, unit)) for unit in units]
-
-        return do
+        return parts_of
 
     def commit(self, results: Sequence[tuple[ViewUnit, NewParts | LogError]]) -> None:
         for unit, result in results:
             if isinstance(result, LogError):
                 continue
             with self.failures.noted(unit.number):
-                commit_view(self._store, unit, result, now_ms=self.now_ms())
+                commit_view(self._stores[0], unit, result, now_ms=self.now_ms())
                 self._committed[unit.number] += 1
 
     def outcomes(self) -> list[bool]:

@@ -27,10 +27,9 @@ There is no state to resume from: to continue, plan again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import NamedTuple, Protocol
 
 from local.errors import InvalidRequest, LogError, NotFound, Unavailable
@@ -46,13 +45,13 @@ from remote.manifest.manifest import AppliedJob
 from remote.manifest.manifest_changes import GroupOutcome, Replacement, outcome_of_group, replace_tiled
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
-from remote.segments.index_bundle import CHUNK_BYTES, RAW
+from remote.segments.index_bundle import RAW, SEALED_CHUNK_BYTES
 from remote.segments.object_encoding import ObjectEncoding
 from remote.store import ObjectStore
 from remote.upload.segment_upload import copy_segment
 from tiered.jobs.job_bucket import Bucket, OpenBucket
 from tiered.jobs.joined_segments import check_same_bytes, joined
-from tiered.jobs.runner import Clock, Failures, Here, or_error, run_job
+from tiered.jobs.runner import BucketJob, Clock, Failures, Here, run_job
 from tiered.stores.object_encoding import EncodingChoice, SettingsOf, encoding_of_entry, own_settings
 
 TARGET_BYTES = 256 << 20  # of a merged segment
@@ -130,10 +129,20 @@ class RewrittenGroup:
     """Result of one group; `replacement` None: the entry would not change, or all entries expired."""
 
     number: int
-    replacement: Replacement | None
-    stored_before: int
-    stored_after: int
+    replacement: Replacement | None = None
+    stored_before: int = 0
+    stored_after: int = 0
     is_expired: bool = False
+
+    @staticmethod
+    def of(group: RewriteGroup, entry: SegmentEntry | None) -> RewrittenGroup:
+        """Return the result of `group` that becomes `entry`; None: it would not change."""
+        before = group.stored_bytes
+        if entry is None:
+            return RewrittenGroup(number=group.number, stored_before=before, stored_after=before)
+        replacement = Replacement(ulids=tuple(each.ulid for each in group.entries), entries=(entry,))
+        after = entry.stored_bytes + entry.indexes_bytes
+        return RewrittenGroup(number=group.number, replacement=replacement, stored_before=before, stored_after=after)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,7 +310,6 @@ def rewrite_group(
     *,
     keys: KeyRing = NO_KEYS,
     target: ObjectStore | None = None,
-    chunk_bytes: int = CHUNK_BYTES,
 ) -> RewrittenGroup:
     """Read a group's segments, upload and verify the new one; nothing is visible yet.
 
@@ -309,9 +317,7 @@ def rewrite_group(
     others have left the bucket since the plan, Corrupt if one is damaged or its object is lost, AccessDenied without a
     key.
     """
-    return unless_expired(
-        plan, group, store, lambda due: _rewritten(plan, due, store, keys, target or store, chunk_bytes)
-    )
+    return unless_expired(plan, group, store, lambda due: _rewritten(plan, due, store, keys, target or store))
 
 
 def unless_expired(
@@ -327,21 +333,19 @@ def unless_expired(
         if remaining.entries == group.entries:
             raise why_missing(log, group.entries, error) from error
     if not remaining.entries:
-        return RewrittenGroup(number=group.number, replacement=None, stored_before=0, stored_after=0, is_expired=True)
+        return RewrittenGroup(number=group.number, is_expired=True)
     return rewritten(remaining)
 
 
 def _rewritten(
-    plan: RewritePlan, group: RewriteGroup, store: ObjectStore, keys: KeyRing, target: ObjectStore, chunk_bytes: int
+    plan: RewritePlan, group: RewriteGroup, store: ObjectStore, keys: KeyRing, target: ObjectStore
 ) -> RewrittenGroup:
     remote = RemotePartition(store, plan.name.prefix, ChunkCache(), read_ahead_chunks=0, keys=keys)
     object_encoding = group.encoding.object_encoding(keys)
     if len(group.entries) == 1 and (
         encoding_of_entry(group.entries[0]) == group.encoding or _would_stay(remote, group, object_encoding)
     ):
-        return RewrittenGroup(
-            number=group.number, replacement=None, stored_before=group.stored_bytes, stored_after=group.stored_bytes
-        )
+        return RewrittenGroup.of(group, None)
     entry = copy_segment(
         target,
         plan.name.prefix,
@@ -349,22 +353,16 @@ def _rewritten(
         epoch=plan.epoch,
         now_ms=plan.now_ms,
         object_encoding=object_encoding,
-        chunk_bytes=chunk_bytes,
     )
     check_same_bytes(entry, group.entries)
-    return RewrittenGroup(
-        number=group.number,
-        replacement=Replacement(ulids=tuple(each.ulid for each in group.entries), entries=(entry,)),
-        stored_before=group.stored_bytes,
-        stored_after=entry.stored_bytes + entry.indexes_bytes,
-    )
+    return RewrittenGroup.of(group, entry)
 
 
 def _would_stay(remote: RemotePartition, group: RewriteGroup, object_encoding: ObjectEncoding) -> bool:
     (entry,) = group.entries
     if replace(group.encoding, codec=entry.codec) != encoding_of_entry(entry) or object_encoding.codec == RAW:
         return False
-    return not object_encoding.pays(remote.read(entry, 0, min(CHUNK_BYTES, entry.size_bytes)))
+    return not object_encoding.pays(remote.read(entry, 0, min(SEALED_CHUNK_BYTES, entry.size_bytes)))
 
 
 # --- committing ------------------------------------------------------------------------------------------------------
@@ -385,31 +383,27 @@ def commit_groups(
     rises from commit to commit of a plan. `keeps_maker` is for groups with the very same records. Raises Fenced after a
     takeover.
     """
-    made = [each for each in done if each.replacement is not None]
-    outcome = RewriteOutcome(
-        groups=len(done),
-        unchanged=sum(each.replacement is None and not each.is_expired for each in done),
-        expired=sum(each.is_expired for each in done),
-    )
-    replaced = [each.replacement for each in made if each.replacement is not None]
+    replaced = {each.number: each.replacement for each in done if each.replacement is not None}
+    expired = sum(each.is_expired for each in done)
+    outcome = RewriteOutcome(groups=len(done), unchanged=len(done) - len(replaced) - expired, expired=expired)
     if not replaced:
         return outcome
     log = MetadataLog(store, plan.name.prefix)
     log.join(epoch=plan.epoch)
-    entries = [entry for each in replaced for entry in each.entries]
+    entries = [entry for each in replaced.values() for entry in each.entries]
     touches = (min(entry.base_offset for entry in entries), max(entry.next_offset for entry in entries))
     note = AppliedJob(job_id=plan.job_id, turn=turn)
-    change = replace_tiled(replaced, cleaned_through=0, bound=None, note=note, keeps_maker=keeps_maker)
+    change = replace_tiled([*replaced.values()], cleaned_through=0, bound=None, note=note, keeps_maker=keeps_maker)
     manifest = log.commit(change, now_ms, touches=touches)
     named = log.ask(manifest, lambda index: list(index.entries_with_dead(*touches)))
-    outcomes = [outcome_of_group(named, manifest.log_start_offset, each) for each in replaced]
-    put = [each for each, group_outcome in zip(made, outcomes, strict=True) if group_outcome is GroupOutcome.COMMITTED]
-    ulids = [ulid for each in put if each.replacement is not None for ulid in each.replacement.ulids]
+    outcomes = {at: outcome_of_group(named, manifest.log_start_offset, each) for at, each in replaced.items()}
+    put = [each for each in done if outcomes.get(each.number) is GroupOutcome.COMMITTED]
+    counts = Counter(outcomes.values())
     return replace(
         outcome,
-        given_up=outcomes.count(GroupOutcome.LOST),
-        expired=outcome.expired + outcomes.count(GroupOutcome.EXPIRED),
-        rows_before=len(ulids),
+        given_up=counts[GroupOutcome.LOST],
+        expired=expired + counts[GroupOutcome.EXPIRED],
+        rows_before=sum(len(replaced[each.number].ulids) for each in put),
         rows_after=len(put),
         stored_before=sum(each.stored_before for each in put),
         stored_after=sum(each.stored_after for each in put),
@@ -420,14 +414,7 @@ class GroupRewriter(Protocol):
     """Makes the segment of a group; can be pickled. See `rewrite_group`."""
 
     def __call__(
-        self,
-        plan: RewritePlan,
-        group: RewriteGroup,
-        store: ObjectStore,
-        *,
-        keys: KeyRing,
-        target: ObjectStore,
-        chunk_bytes: int,
+        self, plan: RewritePlan, group: RewriteGroup, store: ObjectStore, *, keys: KeyRing, target: ObjectStore
     ) -> RewrittenGroup: ...
 
 
@@ -440,7 +427,7 @@ class RewriteUnit(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class RewriteJob:
+class RewriteJob(BucketJob[RewriteUnit, RewrittenGroup, RewriteOutcome]):
     """The rewriting of any number of partitions; a unit is a group, which `rewrite` makes.
 
     Each manifest has at most `batch_size` groups. A partition ends with the first failed commit (Fenced, Conflict for a
@@ -454,7 +441,6 @@ class RewriteJob:
     now_ms: Clock
     target: Bucket | None = None
     batch_size: int = GROUPS_A_MANIFEST
-    chunk_bytes: int = CHUNK_BYTES
     rewrite: GroupRewriter = rewrite_group
     keeps_maker: bool = True
     incomplete: frozenset[int] = frozenset()
@@ -468,13 +454,14 @@ class RewriteJob:
         groups = sum(len(plan.groups) for plan in self.plans)
         self.description = f"rewriting {groups} groups of segments in {len(self.plans)} partitions"
 
-    def begin(self, opened: ExitStack) -> None:
-        self._store = opened.enter_context(self.bucket.opened())
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        return self.bucket, self.target or self.bucket
 
     def units(self) -> Iterator[RewriteUnit]:
         """Yield the groups of each partition, as far as its manifest can list the pending deletes."""
         for number, plan in enumerate(self.plans):
-            log = MetadataLog(self._store, plan.name.prefix)
+            log = MetadataLog(self._stores[0], plan.name.prefix)
             room = UNLINKED_MAX - len(log.refresh().pending_deletes) if plan.groups else 0
             bare = replace(plan, groups=())
             for group in plan.groups:
@@ -489,15 +476,13 @@ class RewriteJob:
     def is_wanted(self, unit: RewriteUnit) -> bool:
         return unit.number not in self._ended
 
-    def worker(self) -> Callable[[Sequence[RewriteUnit]], list[RewrittenGroup | LogError]]:
-        bucket, target, chunk_bytes, rewrite = self.bucket, self.target or self.bucket, self.chunk_bytes, self.rewrite
+    def task(self) -> Callable[..., RewrittenGroup]:
+        keys, rewrite = self.bucket.keys, self.rewrite
 
-        def do(units: Sequence[RewriteUnit]) -> list[RewrittenGroup | LogError]:
-            with bucket.opened() as store, target.opened() as to:
-                rewritten = partial(rewrite, store=store, keys=bucket.keys(), target=to, chunk_bytes=chunk_bytes)
-                return [or_error(partial(rewritten, unit.plan, unit.group)) for unit in units]
+        def rewritten(unit: RewriteUnit, store: ObjectStore, target: ObjectStore) -> RewrittenGroup:
+            return rewrite(unit.plan, unit.group, store, keys=keys(), target=target)
 
-        return do
+        return rewritten
 
     def commit(self, results: Sequence[tuple[RewriteUnit, RewrittenGroup | LogError]]) -> None:
         done: dict[int, list[RewrittenGroup]] = {}
@@ -524,14 +509,8 @@ class RewriteJob:
         plan = self.plans[number]
         self._turns[number] += 1
         try:
-            outcome = commit_groups(
-                self._store,
-                plan,
-                groups,
-                turn=self._turns[number],
-                now_ms=self.now_ms(),
-                keeps_maker=self.keeps_maker,
-            )
+            turn = {"turn": self._turns[number], "now_ms": self.now_ms()}
+            outcome = commit_groups(self._stores[0], plan, groups, **turn, keeps_maker=self.keeps_maker)
         except Unavailable:
             raise
         except LogError as error:
@@ -557,7 +536,6 @@ def run_rewrite(
     keys: KeyRing = NO_KEYS,
     target: ObjectStore | None = None,
     groups_a_manifest: int = GROUPS_A_MANIFEST,
-    chunk_bytes: int = CHUNK_BYTES,
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda size_bytes: None,
 ) -> RewriteOutcome:
@@ -569,7 +547,6 @@ def run_rewrite(
             now_ms=now_ms,
             target=OpenBucket.of(target, keys) if target is not None else None,
             batch_size=groups_a_manifest,
-            chunk_bytes=chunk_bytes,
         ),
         Here(should_stop),
         progress=progress,

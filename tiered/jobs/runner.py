@@ -153,57 +153,73 @@ class Failures:
             raise self.first[numbers[0]]
 
 
-class Job(Protocol[U, R, Outcome]):
-    """The state of a job in the process that commits."""
+class Job(ABC, Generic[U, R, Outcome]):
+    """The state of a job in the process that commits.
+
+    By default each unit is committed before the next begins, and a plan ends with its first error.
+    """
 
     description: str
-    batch_size: int  # units to commit together
     failures: Failures
+    batch_size: int = 1  # units to commit together
 
     def begin(self, opened: ExitStack) -> None:
-        """Open the stores, until `opened` ends."""
-        ...
+        """Open what the job needs, until `opened` ends."""
 
+    @abstractmethod
     def units(self) -> Iterable[U]:
         """Yield the due units in the order of the plans; in one process each is read after the commits before it."""
-        ...
 
+    @abstractmethod
     def size_of(self, unit: U) -> int:
         """Return the bytes that the unit reads."""
-        ...
 
     def is_wanted(self, unit: U) -> bool:
         """Return whether the unit can still be committed. Called before the unit begins."""
-        ...
+        return unit.number not in self.failures.first
 
+    @abstractmethod
     def worker(self) -> Callable[[Sequence[U]], list[R | LogError]]:
         """Return a function for any process, without the state of the job; see `or_error`."""
-        ...
 
+    @abstractmethod
     def commit(self, results: Sequence[tuple[U, R | LogError]]) -> None:
         """Commit the results of a batch, in order. Errors among them are in `failures` already."""
-        ...
 
+    @abstractmethod
     def outcomes(self) -> list[Outcome]:
         """Return the outcome of each plan, in order."""
-        ...
 
 
-class LocalJob(ABC, Generic[U, R]):
-    """Jobs of this process: each unit is committed before the next begins, and a plan ends with its first error.
+class BucketJob(Job[U, R, Outcome]):
+    """A job on one or more `buckets`, which each process opens for itself."""
 
-    An error that is none of `errors_of_plan` ends the job.
-    """
-
-    batch_size = 1
-    errors_of_plan: ClassVar[tuple[type[LogError], ...]] = (LogError,)
-    failures: Failures
+    @property
+    @abstractmethod
+    def buckets(self) -> tuple[Bucket, ...]: ...
 
     def begin(self, opened: ExitStack) -> None:
-        pass
+        self._stores = [opened.enter_context(each.opened()) for each in self.buckets]
 
-    def is_wanted(self, unit: U) -> bool:
-        return unit.number not in self.failures.first
+    @abstractmethod
+    def task(self) -> Callable[..., R]:
+        """Return a function (unit, a store for each bucket), without the state of the job. It raises LogError."""
+
+    def worker(self) -> Callable[[Sequence[U]], list[R | LogError]]:
+        buckets, do = self.buckets, self.task()
+
+        def work(units: Sequence[U]) -> list[R | LogError]:
+            with ExitStack() as opened:
+                stores = [opened.enter_context(each.opened()) for each in buckets]
+                return [or_error(partial(do, unit, *stores)) for unit in units]
+
+        return work
+
+
+class LocalJob(Job[U, R, Outcome]):
+    """A job of this process alone. An error that is none of `errors_of_plan` ends the job."""
+
+    errors_of_plan: ClassVar[tuple[type[LogError], ...]] = (LogError,)
 
     @abstractmethod
     def do(self, unit: U) -> R:

@@ -171,9 +171,7 @@ def _begun(store: ObjectStore, each: PartitionFork, manifest: Manifest, now_ms: 
     log.become_writer(
         _writer(each.source),
         now_ms,
-        topic=each.fork.topic,
-        topic_id=each.fork.topic_id,
-        partition=each.fork.partition,
+        **each.fork.identity,
         properties=manifest.properties,
         first_epoch=manifest.epoch + 1,
         seal_key_id=manifest.seal_key_id,
@@ -236,9 +234,7 @@ def _remove(store: ObjectStore, name: RemotePartitionName, now_ms: Callable[[], 
     """Delete a partition of an unreported fork without a grace period. A next run can finish the removal."""
     if _manifest(store, name) is None:
         return
-    removal = PartitionRemoval(
-        store, name.prefix, _REMOVER, topic=name.topic, topic_id=name.topic_id, partition=name.partition
-    )
+    removal = PartitionRemoval(store, name, _REMOVER)
     while removal.step(now_ms(), grace_ms=0) is Removal.UNDER_WAY:
         pass
 

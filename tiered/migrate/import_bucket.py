@@ -257,7 +257,7 @@ class ImportUnit(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class ImportJob(LocalJob[ImportUnit, SegmentEntry]):
+class ImportJob(LocalJob[ImportUnit, SegmentEntry, ImportOutcome]):
     """Imports of partitions; a unit is a segment, in order. `scratch` has room for one segment."""
 
     source: ObjectStore
@@ -415,9 +415,7 @@ def _begin(source: ObjectStore, target: ObjectStore, plan: ImportPlan) -> Metada
     log.become_writer(
         _writer(source),
         plan.now_ms,
-        topic=plan.name.topic,
-        topic_id=plan.name.topic_id,
-        partition=plan.name.partition,
+        **plan.name.identity,
         properties=plan.properties if known is None else None,
         first_epoch=max((epoch for entry in plan.entries for epoch, _ in entry.epochs), default=0) + EPOCHS_APART,
         seal_key_id=plan.encoding.key_id,

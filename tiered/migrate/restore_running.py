@@ -161,7 +161,7 @@ class RestoreUnit(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class RestoreJob(LocalJob[RestoreUnit, None]):
+class RestoreJob(LocalJob[RestoreUnit, None, list[RestoredPartition]]):
     """The restore of topics to this machine; a unit is a segment. Steps 4 to 7 of a topic follow its last unit."""
 
     errors_of_plan = (Corrupt, NotFound)  # a takeover of the next topic after another error would only fence its writer
@@ -242,9 +242,7 @@ class _TopicWork:
             log.become_writer(
                 signed_for(f"{RESTORE}{uuid.uuid4().hex[:8]}", self._storage, self._directory.root),
                 now_ms,
-                topic=name.topic,
-                topic_id=name.topic_id,
-                partition=name.partition,
+                **name.identity,
                 properties=None,
                 appends=True,
             )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from local.errors import Diverged, LogError
 from local.names import TopicPartition
 from remote.keys import partition_prefix
+from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest, size_of
 from tiered.config.config import Config
@@ -318,16 +319,8 @@ class TopicDeletion:
         if self._store is None or not deleted.topic.was_tiered or key in self._done:
             return Removal.DONE
         if key not in self._removals:
-            topic, number = deleted.topic, name.partition
-            prefix = partition_prefix(topic.name, topic.topic_id, number)
-            self._removals[key] = PartitionRemoval(
-                self._store,
-                prefix,
-                self._opener.writer_id,
-                topic=topic.name,
-                topic_id=topic.topic_id,
-                partition=number,
-            )
+            remote = RemotePartitionName(name.topic, deleted.topic.topic_id, name.partition)
+            self._removals[key] = PartitionRemoval(self._store, remote, self._opener.writer_id)
         state = self._removals[key].step(now_ms, grace_ms=self._opener.rules(deleted.topic).delete_grace_ms)
         if state is Removal.DONE:
             self._done.add(key)

@@ -28,9 +28,8 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeVar, cast, get_args
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Literal, Self, TypeVar, cast, get_args
 
 import msgspec
 
@@ -40,7 +39,7 @@ from remote.gc.object_deletion import DeleteReason, delete_objects
 from remote.keys import new_ulid
 from remote.store import ObjectStore, ranged_source
 from tiered.jobs.job_bucket import Bucket
-from tiered.jobs.runner import Failures, run_job
+from tiered.jobs.runner import Failures, Job, run_job
 from tiered.spark.jobs.runner import SparkRunner
 from tiered.spark.options import Bound, ReadOptions, parse_options
 from tiered.spark.source.pinning import wall_ms
@@ -101,6 +100,9 @@ class _Range:
     next_offset: int
 
 
+_RANGE = tuple(each.name for each in fields(_Range))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
     source: str
@@ -159,7 +161,7 @@ def export(
     def report(size_bytes: int) -> None:
         nonlocal done
         done += size_bytes
-        progress(done, job.size_bytes)
+        progress(done, job.read_bytes)
 
     with target.opened() as store:
         job = ExportJob(store, target, request, codec, job_id, wave_tasks=runner.tasks_of_a_wave)
@@ -169,32 +171,33 @@ def export(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedRange:
+class PlannedRange(_Range):
     """An export's planned part of one partition: `size_bytes` of batches in `tasks` tasks."""
 
-    topic: str
-    partition: int
-    start_offset: int
-    next_offset: int
     size_bytes: int
     tasks: int
 
 
 def plan_export(url: str, **options: str) -> list[PlannedRange]:
     """Return the ranges that a new export would read, without Spark and pins. Raises the errors of planning."""
+    return _ranges(_planned(parse_options({"path": url, **options, "includeHeaders": "true", "pin": "none"})))
+
+
+def _ranges(splits: Iterable[Split]) -> list[PlannedRange]:
+    """Return the range of each partition, which may have several splits: a view's and the log's, or limited ones."""
     found: dict[tuple[str, int], list[Split]] = {}
-    for split in _planned(parse_options({"path": url, **options, "includeHeaders": "true", "pin": "none"})):
+    for split in splits:
         found.setdefault((split.topic, split.partition), []).append(split)
     return [
         PlannedRange(
             topic=topic,
             partition=partition,
-            start_offset=min(each.start_offset for each in splits),
-            next_offset=max(each.next_offset for each in splits),
-            size_bytes=_size(splits),
-            tasks=len(splits),
+            start_offset=min(each.start_offset for each in own),
+            next_offset=max(each.next_offset for each in own),
+            size_bytes=_size(own),
+            tasks=len(own),
         )
-        for (topic, partition), splits in sorted(found.items())
+        for (topic, partition), own in sorted(found.items())
     ]
 
 
@@ -209,10 +212,8 @@ def _planned(request: ReadOptions) -> list[Split]:
         return sorted(plan_read(store, request), key=lambda split: (split.topic, split.partition, split.start_offset))
 
 
-class ExportJob:
+class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
     """The export of one job id, whose records are in the target; a unit is a split, a commit the record of a wave."""
-
-    batch_size = 1
 
     def __init__(
         self, store: ObjectStore, target: Bucket, request: ReadOptions, codec: Codec, job_id: str, *, wave_tasks: int
@@ -232,15 +233,8 @@ class ExportJob:
         while (wave := self._read(f"wave-{len(self._waves):06d}.json", _WAVE)) is not None:
             self._add(wave)
         self._splits = self._begun() if plan is None else self._resumed(plan)
+        self.read_bytes = _size(self._splits)  # of batches, in this run
         self._first_wave, self._done = len(self._waves), 0
-
-    @property
-    def size_bytes(self) -> int:
-        """The bytes of batches that this run reads."""
-        return _size(self._splits)
-
-    def begin(self, opened: ExitStack) -> None:
-        pass
 
     def units(self) -> Iterator[_Task]:
         for at, split in enumerate(self._splits):
@@ -248,9 +242,6 @@ class ExportJob:
 
     def size_of(self, unit: _Task) -> int:
         return unit.split.size_bytes
-
-    def is_wanted(self, unit: _Task) -> bool:
-        return True
 
     def worker(self) -> Callable[[Sequence[_Task]], list[list[ExportedFile] | LogError]]:
         write = _writing(self._target, self._request, self._codec)
@@ -288,13 +279,8 @@ class ExportJob:
 
     def _begun(self) -> list[Split]:
         splits = _planned(self._request)
-        ranges: dict[tuple[str, int], _Range] = {}
-        for split in splits:  # a partition may have several: a view's and the log's, or limited ones
-            name, start, end = (split.topic, split.partition), split.start_offset, split.next_offset
-            if (known := ranges.get(name)) is not None:
-                start, end = min(start, known.start_offset), max(end, known.next_offset)
-            ranges[name] = _Range(topic=name[0], partition=name[1], start_offset=start, next_offset=end)
-        plan = _Plan(source=self._source, ranges=tuple(ranges.values()))
+        ranges = tuple(_Range(**{name: getattr(each, name) for name in _RANGE}) for each in _ranges(splits))
+        plan = _Plan(source=self._source, ranges=ranges)
         try:
             self._store.put_if_absent(self._key("plan.json"), msgspec.json.encode(plan))
         except AlreadyExists as error:  # or this job's own plan, from an attempt in doubt
@@ -347,20 +333,14 @@ def _writing(target: Bucket, request: ReadOptions, codec: Codec) -> Callable[[_T
         files = []
         with target.opened() as store, target.scratch() as directory:
             for written in _files(directory, codec, read_split(split, request, COLUMNS)):
-                name = f"{split.partition}-{written.first_offset:020d}-{task.job_id}-{task.wave:06d}.parquet"
+                name = f"{split.partition}-{written.base_offset:020d}-{task.job_id}-{task.wave:06d}.parquet"
                 key = f"topic={split.topic}/date={written.date}/{name}"
                 size_bytes = _upload(store, key, written.path)
                 os.unlink(written.path)
+                place = {"topic": split.topic, "partition": split.partition}
+                offsets = {"base_offset": written.base_offset, "next_offset": written.next_offset}
                 files.append(
-                    ExportedFile(
-                        key=key,
-                        topic=split.topic,
-                        partition=split.partition,
-                        base_offset=written.first_offset,
-                        next_offset=written.last_offset + 1,
-                        records=written.records,
-                        size_bytes=size_bytes,
-                    )
+                    ExportedFile(key=key, records=written.records, size_bytes=size_bytes, **place, **offsets)  # type: ignore[arg-type]
                 )
         return files
 
@@ -379,16 +359,7 @@ def _upload(store: ObjectStore, key: str, path: str) -> int:
     return size_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    date: str
-    path: str
-    records: int
-    first_offset: int
-    last_offset: int
-
-
-def _files(directory: str, codec: Codec, batches: Iterator[pa.RecordBatch]) -> Iterator[_Written]:
+def _files(directory: str, codec: Codec, batches: Iterator[pa.RecordBatch]) -> Iterator[_DayFile]:
     """Write the records of each day to separate files; yield each when whole, for the caller to delete."""
     import numpy as np
     import pyarrow as pa
@@ -402,12 +373,12 @@ def _files(directory: str, codec: Codec, batches: Iterator[pa.RecordBatch]) -> I
             part = batch if (days == day).all() else batch.filter(pa.array(days == day))
             if date not in opened:
                 if len(opened) == _OPEN_MAX:
-                    yield opened.popitem(last=False)[1].close()
+                    yield opened.popitem(last=False)[1].closed()
                 opened[date] = _DayFile(directory, date, part, codec)
             opened.move_to_end(date)
             opened[date].add(part)
     for file in opened.values():
-        yield file.close()
+        yield file.closed()
 
 
 def _date(day: int) -> str:
@@ -422,25 +393,25 @@ class _DayFile:
         """`batch` is the first batch to add: it determines the file's name and columns."""
         from pyarrow.parquet import ParquetWriter
 
-        self._date, self._records, self._schema = date, 0, batch.schema
-        self._first_offset = self._last_offset = _offset(batch, 0)
-        self._path = os.path.join(directory, f"{date}-{self._first_offset}.parquet")
+        self.date, self.records, self._schema = date, 0, batch.schema
+        self.base_offset = self.next_offset = _offset(batch, 0)
+        self.path = os.path.join(directory, f"{date}-{self.base_offset}.parquet")
         self._buffered: list[pa.RecordBatch] = []
         self._bytes = 0
-        self._writer = ParquetWriter(self._path, batch.schema, compression=codec)
+        self._writer = ParquetWriter(self.path, batch.schema, compression=codec)
 
     def add(self, batch: pa.RecordBatch) -> None:
         self._buffered.append(batch)
         self._bytes += batch.nbytes
-        self._records += batch.num_rows
-        self._last_offset = _offset(batch, batch.num_rows - 1)
+        self.records += batch.num_rows
+        self.next_offset = _offset(batch, batch.num_rows - 1) + 1
         if self._bytes >= _BUFFER_BYTES:
             self._flush()
 
-    def close(self) -> _Written:
+    def closed(self) -> Self:
         self._flush()
         self._writer.close()
-        return _Written(self._date, self._path, self._records, self._first_offset, self._last_offset)
+        return self
 
     def _flush(self) -> None:
         import pyarrow as pa

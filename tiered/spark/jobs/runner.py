@@ -27,7 +27,6 @@ from remote.manifest.catalog import (
     missing_between,
 )
 from remote.manifest.commit_protocol import MetadataLog
-from remote.segments.index_bundle import CHUNK_BYTES
 from tiered.health.scrub import LocalCopy, plan_scrub, read_segments, report_of
 from tiered.health.scrub_report import ScrubReport, ScrubState
 from tiered.jobs import orphan_deletion
@@ -162,14 +161,13 @@ def rewrite(
     *,
     target: Bucket | None = None,
     task_bytes: int = TASK_BYTES,
-    chunk_bytes: int = CHUNK_BYTES,
     now_ms: Clock = wall_ms,
     progress: Callable[[int], None] = lambda size_bytes: None,
     errors: dict[int, LogError] | None = None,
     **waves: Unpack[Waves],
 ) -> list[RewriteOutcome]:
     """Run plans of `tiered.jobs.rewriting.RewriteJob`, of any number of partitions; the outcome of each, in order."""
-    job = RewriteJob(bucket=bucket, plans=plans, now_ms=now_ms, target=target, chunk_bytes=chunk_bytes)
+    job = RewriteJob(bucket=bucket, plans=plans, now_ms=now_ms, target=target)
     return run_job(job, SparkRunner(spark, **waves), task_bytes=task_bytes, progress=progress, errors=errors)
 
 
@@ -180,7 +178,6 @@ def copy(
     plans: Sequence[CopyPlan],
     *,
     task_bytes: int = TASK_BYTES,
-    chunk_bytes: int = CHUNK_BYTES,
     now_ms: Clock = wall_ms,
     progress: Callable[[int], None] = lambda size_bytes: None,
     **waves: Unpack[Waves],
@@ -190,7 +187,7 @@ def copy(
     After the other partitions it raises the first error: Conflict if another writer writes to the copy, Fenced if
     another run of it began, NotFound for an expired entry, Corrupt for a damaged one.
     """
-    job = CopyJob(source=source, target=target, plans=plans, now_ms=now_ms, chunk_bytes=chunk_bytes)
+    job = CopyJob(source=source, target=target, plans=plans, now_ms=now_ms)
     return run_job(job, SparkRunner(spark, **waves), task_bytes=task_bytes, progress=progress)
 
 

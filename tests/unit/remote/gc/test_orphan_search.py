@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from remote_samples import entry, manifest
 
 from local.errors import Corrupt, InvalidRequest
-from remote.gc.orphan_search import Orphan, find_orphans, named_by, unreferenced_objects
+from remote.gc.orphan_search import find_orphans, named_by, unreferenced_objects
 from remote.gc.pins import pin_newest
 from remote.keys import boundary_key, data_key, indexes_key, manifest_key, new_ulid, page_key, parse_epoch, pin_key
 from remote.manifest.commit_protocol import MetadataLog
@@ -51,7 +51,7 @@ def _entry(base_offset: int, epoch: int = 1, view: str | None = None, **changes:
 def test_an_unnamed_object_is_an_orphan_only_in_a_later_epoch(key: str) -> None:
     found = {epoch: unreferenced_objects([_info(key)], epoch=epoch, named=()) for epoch in (1, 2, 3, 9)}
     assert {epoch: len(each) for epoch, each in found.items()} == {1: 0, 2: 0, 3: 1, 9: 1}
-    assert found[3] == [Orphan(key=key, size_bytes=7, modified_ms=NOW, epoch=2)]
+    assert found[3] == [_info(key)]
     assert unreferenced_objects([_info(key)], epoch=9, named={key}) == []
 
 
@@ -183,12 +183,6 @@ def test_an_unreadable_manifest_or_page_raises_corrupt_and_gives_no_orphans() ->
     store.put(PREFIX + manifest_key(newest.sequence), encode_manifest(replace(newest, sequence=1)))
     with pytest.raises(Corrupt):
         _found(store)
-
-
-def test_an_orphan_of_unknown_age_is_never_due() -> None:
-    orphan = Orphan(key="k", size_bytes=1, modified_ms=NOW, epoch=1)
-    assert [orphan.is_due(NOW + age, 10) for age in (0, 9, 10)] == [False, False, True]
-    assert not replace(orphan, modified_ms=None).is_due(NOW + 100, 10)
 
 
 @pytest.mark.parametrize("made_in", [1, 3])

@@ -11,6 +11,7 @@ from local.errors import NotFound
 from remote.gc.partition_removal import PartitionRemoval, Removal
 from remote.gc.pins import LISTING_LAG_MS, RECHECK_MS, PinWatch, list_pins, pin_newest, release
 from remote.keys import MANIFESTS, PINS
+from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore
@@ -52,7 +53,7 @@ def filled(store):
 
 
 def removal_of(store):
-    return PartitionRemoval(store, PREFIX, "remover", topic=TOPIC, topic_id=TOPIC_ID, partition=0)
+    return PartitionRemoval(store, RemotePartitionName(TOPIC, TOPIC_ID, 0), "remover")
 
 
 def run(removal, now_ms, grace_ms=GRACE):

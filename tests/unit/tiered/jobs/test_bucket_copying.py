@@ -4,9 +4,10 @@ A cleaned topic is never visible in part."""
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 
 import pytest
-from care_world import KEYS, MODES, NOW, SMALL_PAGES, TOPIC_ID, CareWorld, batches, named
+from care_world import KEYS, MODES, NOW, SMALL_PAGES, TOPIC_ID, CareWorld, batches, named, small_chunks
 from checked_bucket import check_bucket, damage
 from fault_kinds import Clock, FaultStore, Kind
 from manager_world import NAME, TIERED, World, send, settle
@@ -26,6 +27,12 @@ from tiered.jobs.job_bucket import OpenBucket
 from tiered.jobs.runner import Here, run_job
 
 
+@pytest.fixture(autouse=True)
+def _several_chunks() -> Iterator[None]:
+    with small_chunks():
+        yield
+
+
 def _target() -> ObjectStore:
     return keyed(MemoryStore("memory://other", now_ms=lambda: NOW), KEYS)
 
@@ -33,7 +40,7 @@ def _target() -> ObjectStore:
 def _copy(source: ObjectStore, target: ObjectStore, **more: object) -> CopyOutcome:
     kept = {key: more.pop(key) for key in ("codec", "key_id", "storage_class") if key in more}
     plan = plan_copy(source, target, named("t"), now_ms=NOW, **kept)  # type: ignore[arg-type]
-    return run_copy(source, target, plan, now_ms=lambda: NOW, keys=KEYS, chunk_bytes=512, **more)  # type: ignore[arg-type]
+    return run_copy(source, target, plan, now_ms=lambda: NOW, keys=KEYS, **more)  # type: ignore[arg-type]
 
 
 def _uncleaned(count: int = 6) -> CareWorld:
@@ -189,7 +196,7 @@ def test_bucket_copy_commits_no_entry_above_a_failed_commit(monkeypatch) -> None
 def test_copy_of_one_entry_works_with_a_pickled_plan() -> None:
     world, target = _uncleaned(2), _target()
     plan = pickle.loads(pickle.dumps(plan_copy(world.store, target, named("t"), now_ms=NOW)))
-    entry = copy_entry(world.store, target, plan, plan.entries[1], epoch=1, chunk_bytes=512)
+    entry = copy_entry(world.store, target, plan, plan.entries[1], epoch=1)
     assert entry.content_crc32c == plan.entries[1].entry.content_crc32c
     assert plan.cost.puts >= 2 * len(plan.entries) + 1
     assert plan.cost.dollars > 0

@@ -15,7 +15,14 @@ from remote.manifest.manifest_changes import add_segments
 from remote.segments.object_encoding import PLAIN_ENCODING
 from remote.store.memory_store import MemoryStore
 from remote.store.unfinished_uploads import UnfinishedUpload, orphaned_uploads
-from tiered.jobs.orphan_deletion import GarbageList, decode_garbage, delete_garbage, encode_garbage, list_garbage
+from tiered.jobs.orphan_deletion import (
+    Garbage,
+    GarbageList,
+    decode_garbage,
+    delete_garbage,
+    encode_garbage,
+    list_garbage,
+)
 
 DAY = 86_400_000
 LATER = NOW + 4 * DAY
@@ -180,3 +187,9 @@ def test_only_unfinished_uploads_of_the_partition_and_older_epochs_are_orphans()
     one = UnfinishedUpload(key=prefix + key, upload_id="u", begun_ms=NOW)
     assert [len(orphaned_uploads([one], prefix, epoch=epoch)) for epoch in (2, 3, 4)] == [0, 0, 1]
     assert orphaned_uploads([one], f"t-{TOPIC_ID}/1/", epoch=9) == []
+
+
+def test_an_orphan_of_unknown_age_is_never_due() -> None:
+    orphan = Garbage(kind="object", topic="t", topic_id=TOPIC_ID, partition=0, key="k", size_bytes=1, modified_ms=NOW)
+    assert [orphan.is_due(NOW + age, 10) for age in (0, 9, 10)] == [False, False, True]
+    assert not msgspec.structs.replace(orphan, modified_ms=None).is_due(NOW + 100, 10)

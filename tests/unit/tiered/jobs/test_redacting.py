@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from care_world import KEYS, MODES, NOW, SMALL_PAGES, CareWorld, all_kinds, batches, named
+from care_world import KEYS, MODES, NOW, SMALL_PAGES, CareWorld, all_kinds, batches, named, small_chunks
 from checked_bucket import check_bucket, damage
 from manager_world import NAME, TIERED, SwitchableStore, World, send, settle
 from rewrite_flows import records, small_segments
@@ -55,6 +55,12 @@ COMPACTED = {"cleanup.policy": "compact"}
 DIGESTS = KeyDigests.of([ERASED])
 
 
+@pytest.fixture(autouse=True)
+def _several_chunks() -> Iterator[None]:
+    with small_chunks():
+        yield
+
+
 def _scans(
     store: ObjectStore,
     keys: KeyDigests = DIGESTS,
@@ -74,7 +80,7 @@ def _plans(store: ObjectStore, keys: KeyDigests = DIGESTS) -> list[Redaction]:
 def _redact(store: ObjectStore, keys: KeyDigests = DIGESTS, plans: Sequence[Redaction] | None = None, **more: object):
     plans = _plans(store, keys) if plans is None else plans
     bucket = OpenBucket.of(store, KEYS)
-    return run_redaction(Here(), bucket, plans, keys, now_ms=lambda: NOW, chunk_bytes=512, **more)  # type: ignore[arg-type]
+    return run_redaction(Here(), bucket, plans, keys, now_ms=lambda: NOW, **more)  # type: ignore[arg-type]
 
 
 def _entries(store: ObjectStore, topic: str = "t") -> list[SegmentEntry]:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from care_world import KEYS, MODES, NOW, CareWorld, batches, named
+from care_world import KEYS, MODES, NOW, CareWorld, batches, named, small_chunks
 from remote_samples import entry
 from rewrite_flows import records, small_segments
 
 from local.errors import AccessDenied, Corrupt, Fenced, InvalidRequest, NotFound
 from local.index import offset_index
+from local.records.batch import encode_batch
+from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import add_segments, expire_segments
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import KeyRing
+from remote.segments.index_bundle import CHUNK_BYTES, SEALED_CHUNK_BYTES
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore
 from tiered.jobs.joined_segments import check_same_bytes
@@ -33,6 +37,12 @@ from tiered.jobs.rewriting import (
 )
 
 
+@pytest.fixture(autouse=True)
+def _several_chunks() -> Iterator[None]:
+    with small_chunks():
+        yield
+
+
 def _merge_plan(world: CareWorld, target_bytes: int = 10_000) -> RewritePlan:
     return plan_merge(world.store, named("t"), now_ms=NOW, target_bytes=target_bytes)
 
@@ -42,7 +52,7 @@ def _manifest(world: CareWorld) -> Manifest:
 
 
 def _run(world: CareWorld, plan: RewritePlan, **more: object):
-    return run_rewrite(world.store, plan, now_ms=lambda: NOW, keys=KEYS, chunk_bytes=512, **more)  # type: ignore[arg-type]
+    return run_rewrite(world.store, plan, now_ms=lambda: NOW, keys=KEYS, **more)  # type: ignore[arg-type]
 
 
 # --- choice of entries -----------------------------------------------------------------------------------------------
@@ -389,3 +399,15 @@ def test_rewrite_stops_when_the_manifest_lists_the_maximum_of_pending_deletes(mo
     assert (outcome.groups, outcome.is_complete) == (2, False)
     assert len(_manifest(world).pending_deletes) == 4
     assert records(world.store) == before
+
+
+@pytest.mark.parametrize("wanted", [{"codec": "zstd"}, {"key_id": "b"}])
+def test_recoded_segment_has_the_larger_chunks_of_its_object_encoding(monkeypatch, wanted) -> None:
+    monkeypatch.setattr("remote.upload.segment_upload.SEALED_CHUNK_BYTES", SEALED_CHUNK_BYTES)
+    world = CareWorld.empty()
+    data = [encode_batch([(b"k", bytes(CHUNK_BYTES // 2), NOW, ())], base_offset=offset) for offset in range(4)]
+    world.add("t", b"".join(data), 4)
+    _run(world, plan_recode(world.store, named("t"), now_ms=NOW, **wanted))
+    (entry,) = _manifest(world).segments
+    remote = RemotePartition(world.store, named("t").prefix, ChunkCache(), keys=KEYS)
+    assert remote.indexes(entry).chunks.lengths == (entry.size_bytes,)
