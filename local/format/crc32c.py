@@ -32,6 +32,14 @@ def crc32c(data: Buffer, seed: int = 0) -> int:
     return _fastest()(data, seed) if _is_for_kernels(memoryview(data).nbytes) else _library(data, seed)
 
 
+def crc32c_of(read: Callable[[int, int], Buffer], size_bytes: int, piece_bytes: int = 8 << 20) -> int:
+    """The checksum of the first `size_bytes`; `read(start, length)` is called for one piece after the other."""
+    found = 0
+    for at in range(0, size_bytes, piece_bytes):
+        found = crc32c(read(at, min(piece_bytes, size_bytes - at)), found)
+    return found
+
+
 def crc32c_each(data: Buffer, lengths: Sequence[int]) -> list[int]:
     """The checksums of adjacent pieces from the start of `data`. Raises InvalidRequest if they exceed it."""
     if _is_for_kernels(memoryview(data).nbytes) and _fastest() is not _library:

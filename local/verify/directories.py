@@ -22,7 +22,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, zip_longest
+from typing import NamedTuple
 
 from local import names
 from local.errors import AccessDenied, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
@@ -67,6 +68,7 @@ _OTHER_EPOCH = warning("epochs.other", "a batch has leader epoch {epoch}, the ch
 _NO_TOPIC_ID = info("partition.topic-id", "the topic id is missing")
 
 _TRIES = 3  # reads of a segment that seems damaged while another process may change it
+_CHECKPOINTS = (names.RECOVERY_POINTS, names.LOG_START_OFFSETS, names.CLEANER_OFFSETS)  # in the order of `Vouched`
 _ON_THE_WAY = (names.CLEANED, names.SWAP, names.TEMPORARY)
 _OF_A_PARTITION = {
     names.LEADER_EPOCHS,
@@ -78,9 +80,7 @@ _OF_A_PARTITION = {
     names.VIEW_PARTS,
 }
 _OF_A_LOG_DIR = {
-    names.RECOVERY_POINTS,
-    names.LOG_START_OFFSETS,
-    names.CLEANER_OFFSETS,
+    *_CHECKPOINTS,
     names.CLEANER_REACHES,
     names.CLEANER_HISTORY,
     names.META_PROPERTIES,
@@ -108,8 +108,7 @@ class VerifyOptions:
         return self.topic_intervals.get(partition.topic if partition else "", self.interval_bytes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vouched:
+class Vouched(NamedTuple):
     """The checkpointed offsets of one partition; None if a checkpoint does not name it."""
 
     recovery_point: int | None = None
@@ -126,22 +125,9 @@ def verify(
     """
     path = path.rstrip("/") or "/"
     try:
-        return _verify(storage, path, options, on_bytes)
+        return _Check(storage, options, on_bytes).path(path)
     except (DiskFailed, AccessDenied) as error:
         return [unreadable(error, path)]
-
-
-def _verify(storage: Storage, path: str, options: VerifyOptions, on_bytes: OnBytes) -> list[Finding]:
-    if not storage.is_directory(path):
-        return _verify_file(storage, path, options, on_bytes)
-    there = storage.list(path)
-    if any(parse_segment_file(name) for name in there) or parse_partition_directory(path.rpartition("/")[2]):
-        root = parent(path)
-        vouched, _ = _vouched(storage, root)
-        name = parse_partition_directory(path.rpartition("/")[2])
-        known = vouched.get(name, Vouched()) if name is not None else Vouched()
-        return _verify_partition(storage, path, known, options, on_bytes, was_clean=_was_clean(storage, root))
-    return _verify_log_dir(storage, path, options, on_bytes)
 
 
 def size_of(storage: Storage, path: str) -> int:
@@ -157,43 +143,6 @@ def size_of(storage: Storage, path: str) -> int:
             logs = (each for each in _listed(storage, below) if each.endswith(names.LOG))
             total += sum(_size(storage, join(below, each)) for each in logs)
     return total
-
-
-# -- log directories
-
-
-def _verify_log_dir(storage: Storage, root: str, options: VerifyOptions, on_bytes: OnBytes) -> list[Finding]:
-    vouched, found = _vouched(storage, root)
-    was_clean = _was_clean(storage, root)
-    there = storage.list(root)
-    partitions = {name: each for each in there if (name := parse_partition_directory(each))}
-    for each in there:
-        if each not in partitions.values() and each not in _OF_A_LOG_DIR | options.known_names:
-            found.append(_of_root(join(root, each), each))
-    if not partitions and names.META_PROPERTIES not in there:
-        found.append(_NO_DATA.found(root))
-    for name in sorted(vouched.keys() - partitions.keys()):
-        found.append(_UNKNOWN_PARTITION.found(root, partition=name))
-    for name in sorted(partitions):
-        directory = join(root, partitions[name])
-        try:
-            found += _verify_partition(
-                storage, directory, vouched.get(name, Vouched()), options, on_bytes, was_clean=was_clean
-            )
-        except NotFound:
-            if storage.exists(directory):
-                raise
-        except (DiskFailed, AccessDenied) as error:
-            found.append(unreadable(error, directory))
-    return found
-
-
-def _of_root(path: str, name: str) -> Finding:
-    if name.endswith(("-delete", "-stray", "-future")):
-        return _BEING_CHANGED.found(path)
-    if name.endswith(names.TEMPORARY):
-        return _LEFT_CHECKPOINT.found(path)
-    return _STRAY_IN_ROOT.found(path)
 
 
 def check_log_dirs(storage: Storage, roots: Sequence[str]) -> list[Finding]:
@@ -228,91 +177,174 @@ def _misplaced(storage: Storage, roots: Sequence[str]) -> Iterator[Finding]:
             yield _LEFT_BY_MOVE.found(path, partition=partition)
 
 
-def _was_clean(storage: Storage, root: str) -> bool:
-    return storage.exists(join(root, names.CLEAN_SHUTDOWN)) or not storage.exists(join(root, names.META_PROPERTIES))
+@dataclass(frozen=True, slots=True)
+class _Check:
+    storage: Storage
+    options: VerifyOptions
+    on_bytes: OnBytes
 
+    def path(self, path: str) -> list[Finding]:
+        if not self.storage.is_directory(path):
+            return self._file(path)
+        there, partition = self.storage.list(path), parse_partition_directory(path.rpartition("/")[2])
+        if partition is None and not any(parse_segment_file(name) for name in there):
+            return self._log_dir(path)
+        root = parent(path)
+        vouched = self._vouched(root)[0].get(partition, Vouched()) if partition is not None else Vouched()
+        return self._partition(path, vouched, was_clean=self._was_clean(root))
 
-def _vouched(storage: Storage, root: str) -> tuple[dict[TopicPartition, Vouched], list[Finding]]:
-    """Read the checkpoints. They are read before the logs, because the logs only grow."""
-    found: list[Finding] = []
-    read = []
-    for name in (names.RECOVERY_POINTS, names.LOG_START_OFFSETS, names.CLEANER_OFFSETS):
+    def _file(self, path: str) -> list[Finding]:
+        parsed = parse_segment_file(path.rpartition("/")[2])
+        if not self.storage.exists(path):
+            raise NotFound("cannot verify, there is no such file or directory", path=path)
+        if parsed is None or parsed[1] != names.LOG:
+            raise InvalidRequest("cannot verify the file, its name does not end in .log", path=path)
+        return self._segment(SegmentPlace(directory=parent(path), base_offset=parsed[0])).findings
+
+    def _log_dir(self, root: str) -> list[Finding]:
+        vouched, found = self._vouched(root)
+        was_clean = self._was_clean(root)
+        there = self.storage.list(root)
+        partitions = {name: each for each in there if (name := parse_partition_directory(each))}
+        for each in there:
+            if each in partitions.values() or each in _OF_A_LOG_DIR | self.options.known_names:
+                continue
+            is_changing = each.endswith(("-delete", "-stray", "-future"))
+            is_temporary = each.endswith(names.TEMPORARY)
+            code = _BEING_CHANGED if is_changing else _LEFT_CHECKPOINT if is_temporary else _STRAY_IN_ROOT
+            found.append(code.found(join(root, each)))
+        if not partitions and names.META_PROPERTIES not in there:
+            found.append(_NO_DATA.found(root))
+        for name in sorted(vouched.keys() - partitions.keys()):
+            found.append(_UNKNOWN_PARTITION.found(root, partition=name))
+        for name in sorted(partitions):
+            directory = join(root, partitions[name])
+            try:
+                found += self._partition(directory, vouched.get(name, Vouched()), was_clean=was_clean)
+            except NotFound:
+                if self.storage.exists(directory):
+                    raise
+            except (DiskFailed, AccessDenied) as error:
+                found.append(unreadable(error, directory))
+        return found
+
+    def _was_clean(self, root: str) -> bool:
+        has_mark = self.storage.exists(join(root, names.CLEAN_SHUTDOWN))
+        return has_mark or not self.storage.exists(join(root, names.META_PROPERTIES))
+
+    def _vouched(self, root: str) -> tuple[dict[TopicPartition, Vouched], list[Finding]]:
+        """Read the checkpoints. They are read before the logs, because the logs only grow."""
+        found: list[Finding] = []
+        read: list[dict[TopicPartition, int]] = []
+        for path in (join(root, name) for name in _CHECKPOINTS):
+            offsets: dict[TopicPartition, int] = {}
+            try:
+                offsets = checkpoints.read_offsets(self.storage, path)
+            except Corrupt as error:
+                found.append(damaged(error, path))
+            except (DiskFailed, AccessDenied) as error:
+                found.append(unreadable(error, path))
+            read.append(offsets)
+        named = {name for offsets in read for name in offsets}
+        return {name: Vouched(*(offsets.get(name) for offsets in read)) for name in named}, found
+
+    def _partition(self, directory: str, vouched: Vouched, *, was_clean: bool) -> list[Finding]:
+        there = self.storage.list(directory)
+        bases = sorted(found[0] for name in there if (found := parse_segment_file(name)) and found[1] == names.LOG)
+        findings = list(_of_names(directory, there, set(bases), was_clean=was_clean))
+        places = [
+            SegmentPlace(
+                directory=directory,
+                base_offset=base,
+                next_base=following,
+                may_be_torn=not was_clean,
+                durable_to=vouched.recovery_point or 0,
+            )
+            for base, following in zip_longest(bases, bases[1:])
+        ]
+        with ThreadPoolExecutor(max(1, self.options.threads)) as pool:
+            check = partial(self._segment_in_use, tries=1 if was_clean else _TRIES)
+            reports = [report for report in pool.map(check, places) if report is not None]
+        for report in reports:
+            findings += report.findings
+        findings += _overlaps(reports)
+        findings += _as_far_as_read(directory, self._epochs(directory, vouched, reports, was_clean=was_clean))
+        findings += _as_far_as_read(directory, self._metadata(directory))
+        if all(report.is_read for report in reports):
+            end = reports[-1].next_offset if reports else None
+            for code, offset in zip((_FLUSHED_LOST, _START_PAST_END, _CLEANED_PAST_END), vouched, strict=True):
+                if offset is not None and end is not None and offset > end:
+                    findings.append(code.found(directory, offsets=(end, offset), checkpoint=offset, next_offset=end))
+            findings += _as_far_as_read(directory, check_producers(self.storage, directory, there, reports))
+        return findings
+
+    def _segment(self, place: SegmentPlace) -> SegmentReport:
+        interval = self.options.interval_of(place.directory)
+        deep, on_bytes = self.options.deep, self.on_bytes
+        return check_segment(self.storage, place, deep=deep, interval_bytes=interval, on_bytes=on_bytes)
+
+    def _segment_in_use(self, place: SegmentPlace, *, tries: int) -> SegmentReport | None:
+        """The report of the first read without damage, or of the last one; None if the segment was deleted."""
+        report: SegmentReport | None = None
+        for _ in range(tries):
+            try:
+                report = self._segment(place)
+            except NotFound:
+                return None
+            except (DiskFailed, AccessDenied) as error:
+                found = [unreadable(error, place.path(names.LOG))]
+                return SegmentReport(place=place, findings=found, next_offset=place.base_offset, is_read=False)
+            if worst(report.findings) is Severity.INFO:
+                break
+        return report
+
+    def _epochs(
+        self, directory: str, vouched: Vouched, reports: Sequence[SegmentReport], *, was_clean: bool
+    ) -> Iterator[Finding]:
+        """Compare the leader epoch checkpoint, read after the log, with the batches.
+
+        When the log start offset rises, the epochs below it leave the checkpoint at once; the checkpoint of log starts
+        follows later. In an active or killed log the first epoch of the checkpoint may thus be above that log start.
+        """
+        path = join(directory, names.LEADER_EPOCHS)
         try:
-            read.append(checkpoints.read_offsets(storage, join(root, name)))
+            entries = checkpoints.read_epochs(self.storage, path)
         except Corrupt as error:
-            read.append({})
-            found.append(damaged(error, join(root, name)))
-        except (DiskFailed, AccessDenied) as error:
-            read.append({})
-            found.append(unreadable(error, join(root, name)))
-    points, starts, cleaned = read
-    return {
-        name: Vouched(
-            recovery_point=points.get(name), log_start_offset=starts.get(name), cleaner_offset=cleaned.get(name)
-        )
-        for name in points.keys() | starts.keys() | cleaned.keys()
-    }, found
+            yield damaged(error, path)
+            return
+        if any(later[0] <= before[0] or later[1] <= before[1] for before, later in pairwise(entries)):
+            yield _EPOCHS_DISORDER.found(path)
+            return
+        epochs, log_start = LeaderEpochs(tuple(entries)), vouched.log_start_offset
+        if not was_clean and entries and entries[0][1] > (log_start or 0):
+            yield _EPOCHS_ABOVE_START.found(path, epochs_from=entries[0][1], log_start_offset=log_start)
+            log_start = entries[0][1]
+        for report in reports:
+            for found in report.epochs:
+                offset = _offset_to_compare(found, epochs, log_start)
+                if found.epoch is None or offset is None:
+                    continue
+                known = epochs.epoch_at(offset)
+                if known != found.epoch:
+                    log, offsets = report.place.path(names.LOG), (offset, offset + 1)
+                    yield _OTHER_EPOCH.found(path, offsets=offsets, epoch=found.epoch, known=known, path=log)
+                    break
+
+    def _metadata(self, directory: str) -> Iterator[Finding]:
+        path = join(directory, names.PARTITION_METADATA)
+        try:
+            if checkpoints.read_topic_id(self.storage, directory) is None:
+                yield _NO_TOPIC_ID.found(path)
+        except Corrupt as error:
+            yield damaged(error, path)
 
 
-# -- partitions
-
-
-def _verify_file(storage: Storage, path: str, options: VerifyOptions, on_bytes: OnBytes) -> list[Finding]:
-    parsed = parse_segment_file(path.rpartition("/")[2])
-    if not storage.exists(path):
-        raise NotFound("cannot verify, there is no such file or directory", path=path)
-    if parsed is None or parsed[1] != names.LOG:
-        raise InvalidRequest("cannot verify the file, its name does not end in .log", path=path)
-    place = SegmentPlace(directory=parent(path), base_offset=parsed[0], may_be_torn=False)
-    interval_bytes = options.interval_of(place.directory)
-    report = check_segment(storage, place, deep=options.deep, interval_bytes=interval_bytes, on_bytes=on_bytes)
-    return report.findings
-
-
-def _verify_partition(
-    storage: Storage,
-    directory: str,
-    vouched: Vouched,
-    options: VerifyOptions,
-    on_bytes: OnBytes,
-    *,
-    was_clean: bool,
-) -> list[Finding]:
-    there = storage.list(directory)
-    bases = sorted(found[0] for name in there if (found := parse_segment_file(name)) and found[1] == names.LOG)
-    findings = list(_names_of(directory, there, set(bases), was_clean=was_clean))
-    places = [
-        SegmentPlace(
-            directory=directory,
-            base_offset=base,
-            next_base=bases[at + 1] if at + 1 < len(bases) else None,
-            may_be_torn=not was_clean,
-            durable_to=vouched.recovery_point or 0,
-        )
-        for at, base in enumerate(bases)
-    ]
-    check = partial(_check_place, storage, options, on_bytes, was_clean)
-    with ThreadPoolExecutor(max(1, options.threads)) as pool:
-        reports = [(place, report) for place, report in zip(places, pool.map(check, places), strict=True) if report]
-    for _, report in reports:
-        findings += report.findings
-    findings += _overlaps(reports)
-    findings += _as_far_as_read(directory, _check_epochs(storage, directory, vouched, reports, was_clean=was_clean))
-    findings += _as_far_as_read(directory, _check_metadata(storage, directory))
-    if all(report.is_read for _, report in reports):
-        end = reports[-1][1].next_offset if reports else None
-        findings += _check_vouched(directory, vouched, end)
-        findings += _as_far_as_read(directory, check_producers(storage, directory, there, reports))
-    return findings
-
-
-def _overlaps(reports: Sequence[tuple[SegmentPlace, SegmentReport]]) -> Iterator[Finding]:
+def _overlaps(reports: Sequence[SegmentReport]) -> Iterator[Finding]:
     """Find segments that start below their name, inside the previous segment. No start can repair them."""
-    for (_, before), (place, report) in pairwise(reports):
-        first = report.first_offset
-        if first is not None and first < min(place.base_offset, before.next_offset):
-            end = before.next_offset
-            path = place.path(names.LOG)
+    for before, report in pairwise(reports):
+        first, end = report.first_offset, before.next_offset
+        if first is not None and first < min(report.place.base_offset, end):
+            path = report.place.path(names.LOG)
             yield _OVERLAP.found(path, at=0, offsets=(first, end), first_offset=first, end_before=end)
 
 
@@ -323,31 +355,7 @@ def _as_far_as_read(directory: str, findings: Iterator[Finding]) -> Iterator[Fin
         yield unreadable(error, directory)
 
 
-def _check_place(
-    storage: Storage, options: VerifyOptions, on_bytes: OnBytes, was_clean: bool, place: SegmentPlace
-) -> SegmentReport | None:
-    """A segment's report, after up to `_TRIES` reads unless `was_clean`; None if the segment was deleted."""
-    report: SegmentReport | None = None
-    for _ in range(1 if was_clean else _TRIES):
-        try:
-            report = check_segment(
-                storage,
-                place,
-                deep=options.deep,
-                interval_bytes=options.interval_of(place.directory),
-                on_bytes=on_bytes,
-            )
-        except NotFound:
-            return None
-        except (DiskFailed, AccessDenied) as error:
-            found = [unreadable(error, place.path(names.LOG))]
-            return SegmentReport(findings=found, next_offset=place.base_offset, is_read=False)
-        if worst(report.findings) is Severity.INFO:
-            return report
-    return report
-
-
-def _names_of(directory: str, there: Sequence[str], bases: set[int], *, was_clean: bool) -> Iterator[Finding]:
+def _of_names(directory: str, there: Sequence[str], bases: set[int], *, was_clean: bool) -> Iterator[Finding]:
     for name in there:
         path, parsed = join(directory, name), parse_segment_file(name)
         if name in _OF_A_PARTITION:
@@ -362,72 +370,12 @@ def _names_of(directory: str, there: Sequence[str], bases: set[int], *, was_clea
             yield _INDEX_ALONE.found(path, severity=None if was_clean else Severity.INFO)
 
 
-def _check_vouched(directory: str, vouched: Vouched, end: int | None) -> Iterator[Finding]:
-    for code, offset in (
-        (_FLUSHED_LOST, vouched.recovery_point),
-        (_START_PAST_END, vouched.log_start_offset),
-        (_CLEANED_PAST_END, vouched.cleaner_offset),
-    ):
-        if offset is not None and end is not None and offset > end:
-            yield code.found(directory, offsets=(end, offset), checkpoint=offset, next_offset=end)
-
-
-def _check_epochs(
-    storage: Storage,
-    directory: str,
-    vouched: Vouched,
-    reports: Sequence[tuple[SegmentPlace, SegmentReport]],
-    *,
-    was_clean: bool,
-) -> Iterator[Finding]:
-    """Compare the leader epoch checkpoint, read after the log, with the batches.
-
-    When the log start offset rises, the epochs below it leave the checkpoint at once; the checkpoint of log starts
-    follows later. In an active or killed log the first epoch of the checkpoint may thus be above that log start.
-    """
-    path = join(directory, names.LEADER_EPOCHS)
-    try:
-        entries = checkpoints.read_epochs(storage, path)
-    except Corrupt as error:
-        yield damaged(error, path)
-        return
-    if any(later[0] <= before[0] or later[1] <= before[1] for before, later in pairwise(entries)):
-        yield _EPOCHS_DISORDER.found(path)
-        return
-    epochs, log_start = LeaderEpochs(tuple(entries)), vouched.log_start_offset
-    if not was_clean and entries and entries[0][1] > (log_start or 0):
-        yield _EPOCHS_ABOVE_START.found(path, epochs_from=entries[0][1], log_start_offset=log_start)
-        log_start = entries[0][1]
-    for place, report in reports:
-        for found in report.epochs:
-            offset = _offset_to_compare(found, epochs, log_start)
-            if found.epoch is None or offset is None:
-                continue
-            known = epochs.epoch_at(offset)
-            if known != found.epoch:
-                log, offsets = place.path(names.LOG), (offset, offset + 1)
-                yield _OTHER_EPOCH.found(path, offsets=offsets, epoch=found.epoch, known=known, path=log)
-                break
-
-
 def _offset_to_compare(found: EpochRange, epochs: LeaderEpochs, log_start_offset: int | None) -> int | None:
     """The first offset of the range that the checkpoint must cover: the log start or the range's start."""
-    if (
-        log_start_offset is None
-        or found.base_offset >= log_start_offset
-        or epochs.epoch_at(found.base_offset) is not None
-    ):
+    is_above = log_start_offset is None or found.base_offset >= log_start_offset
+    if is_above or epochs.epoch_at(found.base_offset) is not None:
         return found.base_offset
-    return log_start_offset if log_start_offset < found.next_offset else None
-
-
-def _check_metadata(storage: Storage, directory: str) -> Iterator[Finding]:
-    path = join(directory, names.PARTITION_METADATA)
-    try:
-        if checkpoints.read_topic_id(storage, directory) is None:
-            yield _NO_TOPIC_ID.found(path)
-    except Corrupt as error:
-        yield damaged(error, path)
+    return log_start_offset if log_start_offset is not None and log_start_offset < found.next_offset else None
 
 
 def _size(storage: Storage, path: str) -> int:

@@ -21,7 +21,7 @@ from local.index import txn_index
 from local.index.txn_index import AbortedTransaction, SegmentTransactions, TransactionScan, carried_problem
 from local.log.leader_epochs import EpochRange
 from local.log.producer_state import ProducerEntry, ProducerState, decode_snapshot
-from local.names import LOG, OFFSET_INDEX, TIME_INDEX, TXN_INDEX, parse_segment_file, segment_file
+from local.names import parse_segment_file, segment_file
 from local.records.batch import Marker, read_marker
 from local.records.batch_runs import BatchRuns, Run
 from local.segment.segment import RELATIVE_OFFSET_MAX
@@ -52,6 +52,7 @@ _LACKS_OPEN = warning("snapshot.incomplete", "the snapshot lacks producers with 
 _WRONG_ABORTED = corrupt("txn-index.cleaned", "an entry exposes an aborted record, or hides another record")
 _LACKS_ABORTED = corrupt("txn-index.missing", "the index lacks an aborted transaction")
 _NOT_ABORTED = warning("txn-index.unknown", "the log has no aborted transaction for this entry")
+_ONCE = (BEGINS_BELOW, BEGINS_BELOW_INSIDE, TOO_WIDE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,11 @@ class SegmentPlace:
     next_base: int | None = None
     may_be_torn: bool = False
     durable_to: int = 0
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether a writer may be appending to it, or a crash has ended the appends."""
+        return self.next_base is None and self.may_be_torn
 
     def path(self, suffix: str) -> str:
         return join(self.directory, segment_file(self.base_offset, suffix))
@@ -82,9 +88,10 @@ class SegmentReport:
     - `said`: the transactions that the batches contain.
     """
 
+    place: SegmentPlace
+    next_offset: int
     findings: list[Finding] = field(default_factory=list)
     first_offset: int | None = None
-    next_offset: int = 0
     epochs: list[EpochRange] = field(default_factory=list)
     produced: list[tuple[BatchTable, dict[int, Marker | None]]] = field(default_factory=list)
     aborted: list[AbortedTransaction] = field(default_factory=list)
@@ -92,59 +99,67 @@ class SegmentReport:
     is_sparse: bool = False
     said: SegmentTransactions | None = None
 
+    def add(
+        self, code: FindingCode, run: Run, row: int, *, what: str | None = None, severity: Severity | None = None
+    ) -> None:
+        """Add a finding about the batch of a row; a code of `_ONCE` only once."""
+        if code in _ONCE and any(each.code == code.code for each in self.findings):
+            return
+        header = run.table.row(row)
+        offsets = header.base_offset, max(header.next_offset, header.base_offset)
+        at = run.position + int(run.table.positions[row])
+        found = code.found(self.place.path(names.LOG), what=what, severity=severity, at=at, offsets=offsets)
+        self.findings.append(found)
+
 
 def check_segment(
     storage: Storage, place: SegmentPlace, *, deep: bool, interval_bytes: int, on_bytes: OnBytes = lambda count: None
 ) -> SegmentReport:
     """Check a segment by itself. Raises NotFound if its log does not exist."""
-    report = SegmentReport(next_offset=place.base_offset)
-    indexes = _read_indexes(storage, place, report)
-    with closing(storage.open_reader(place.path(LOG))) as file:
-        batches = _walk(file, place, report, deep=deep, on_bytes=on_bytes)
-    logs = len(report.findings)
-    _check_indexes(place, indexes, batches, report, interval_bytes)
-    report.findings[logs:] = [_as_unflushed(place, each) for each in report.findings[logs:]]
+    report = SegmentReport(place=place, next_offset=place.base_offset)
+    indexes = _read_indexes(storage, report)
+    with closing(storage.open_reader(place.path(names.LOG))) as file:
+        batches = _walk(file, report, deep=deep, on_bytes=on_bytes)
+    for each in list(_of_indexes(indexes, batches, report, interval_bytes)):
+        is_flushed = each.offsets is not None and each.offsets[0] < place.durable_to
+        is_rebuilt = place.may_grow and not is_flushed  # the next start builds the entries of unsynced records again
+        report.findings.append(replace(each, severity=Severity.INFO) if is_rebuilt else each)
     return report
 
 
-def _walk(
-    file: StorageFile, place: SegmentPlace, report: SegmentReport, *, deep: bool, on_bytes: OnBytes
-) -> BatchTable:
-    path, tables, scan = place.path(LOG), [], TransactionScan()
+def _walk(file: StorageFile, report: SegmentReport, *, deep: bool, on_bytes: OnBytes) -> BatchTable:
+    tables, scan = [], TransactionScan()
     walk = BatchRuns(file.read, file.size())
     for run in walk:
         tables.append(run.table.moved(run.position))
         if run.damage is not None:
             is_tail = run.position + len(run.data) >= walk.size_bytes
-            severity = _severity(place, run, is_tail=is_tail)
-            report.findings.append(_of_batch(DAMAGED, path, run, 0, what=run.damage, severity=severity))
+            report.add(DAMAGED, run, 0, what=run.damage, severity=_severity(report.place, run, is_tail=is_tail))
         if run.is_readable:
-            _check_offsets(place, run, report)
-            _collect(run, path, report)
+            _check_offsets(run, report)
+            _collect_epochs(run.table, report)
+            _collect_produced(run, report)
             with suppress(Corrupt):  # the loop above has reported it
                 scan.take(run.data, run.table)
             if deep:
-                _check_records(run, path, report)
+                _check_records(run, report)
         on_bytes(len(run.data))
     if walk.problem is not None:
-        report.findings.append(_end(file, walk, place, report))
+        report.findings.append(_end(walk, report))
     report.said = scan.found()
     return joined_tables(tables)
 
 
-def _check_offsets(place: SegmentPlace, run: Run, report: SegmentReport) -> None:
-    table = run.table
+def _check_offsets(run: Run, report: SegmentReport) -> None:
+    table, place = run.table, report.place
     first, last = int(table.base_offsets[0]), int(table.last_offsets.max())
     if first < place.base_offset:
-        code = BEGINS_BELOW if place.next_base is None else BEGINS_BELOW_INSIDE
-        _warn_once(report, _of_batch(code, place.path(LOG), run, 0))
+        report.add(BEGINS_BELOW if place.next_base is None else BEGINS_BELOW_INSIDE, run, 0)
     if last - place.base_offset > RELATIVE_OFFSET_MAX:
-        row = int((table.last_offsets - place.base_offset > RELATIVE_OFFSET_MAX).argmax())
-        _warn_once(report, _of_batch(TOO_WIDE, place.path(LOG), run, row))
+        report.add(TOO_WIDE, run, int((table.last_offsets - place.base_offset > RELATIVE_OFFSET_MAX).argmax()))
     if place.next_base is not None and last >= place.next_base:
         row = int((table.last_offsets >= place.next_base).argmax())
-        what = _OVERLAPS_NEXT.message(next_base_offset=place.next_base)
-        report.findings.append(_of_batch(_OVERLAPS_NEXT, place.path(LOG), run, row, what=what))
+        report.add(_OVERLAPS_NEXT, run, row, what=_OVERLAPS_NEXT.message(next_base_offset=place.next_base))
     expected = place.base_offset if report.first_offset is None else report.next_offset
     starts = np.concatenate(([expected], table.last_offsets[:-1] + 1))
     spans = table.last_offsets - table.base_offsets + 1
@@ -155,27 +170,18 @@ def _check_offsets(place: SegmentPlace, run: Run, report: SegmentReport) -> None
     report.next_offset = max(report.next_offset, last + 1)
 
 
-def _warn_once(report: SegmentReport, finding: Finding) -> None:
-    if all(each.code != finding.code for each in report.findings):
-        report.findings.append(finding)
-
-
-def _collect(run: Run, path: str, report: SegmentReport) -> None:
-    table = run.table
-    _collect_epochs(table, report)
-    has_producer = table.producer_ids >= 0
-    rows = np.flatnonzero(has_producer)
-    if not len(rows):
-        return
+def _collect_produced(run: Run, report: SegmentReport) -> None:
+    has_producer = run.table.producer_ids >= 0
     markers: dict[int, Marker | None] = {}
-    for at, row in enumerate(rows.tolist()):
-        if table.attributes[row] & CONTROL:
+    for at, row in enumerate(np.flatnonzero(has_producer).tolist()):
+        if run.table.attributes[row] & CONTROL:
             try:
-                markers[at] = read_marker(run.data, int(table.positions[row]))
+                markers[at] = read_marker(run.data, int(run.table.positions[row]))
             except Corrupt as error:
                 markers[at] = None
-                report.findings.append(_of_batch(DAMAGED, path, run, row, what=error.attempt))
-    report.produced.append((table.select(has_producer), markers))
+                report.add(DAMAGED, run, row, what=error.attempt)
+    if has_producer.any():
+        report.produced.append((run.table.select(has_producer), markers))
 
 
 def _collect_epochs(table: BatchTable, report: SegmentReport) -> None:
@@ -193,7 +199,7 @@ def _collect_epochs(table: BatchTable, report: SegmentReport) -> None:
             report.epochs.append(found)
 
 
-def _check_records(run: Run, path: str, report: SegmentReport) -> None:
+def _check_records(run: Run, report: SegmentReport) -> None:
     try:
         for _ in kernels.decode_in_steps(run.data, verify=False, include_control=True, table=run.table):
             pass
@@ -203,13 +209,13 @@ def _check_records(run: Run, path: str, report: SegmentReport) -> None:
             try:
                 kernels.decode_columns(run.data, verify=False, include_control=True, table=one)
             except Corrupt as error:
-                report.findings.append(_of_batch(DAMAGED, path, run, row, what=error.attempt))
+                report.add(DAMAGED, run, row, what=error.attempt)
 
 
-def _end(file: StorageFile, walk: BatchRuns, place: SegmentPlace, report: SegmentReport) -> Finding:
+def _end(walk: BatchRuns, report: SegmentReport) -> Finding:
     """The finding for the bytes after the last batch: legal only at the end of an active log."""
-    path, at, remaining = place.path(LOG), walk.position, walk.size_bytes - walk.position
-    is_unflushed = place.next_base is None and report.next_offset >= place.durable_to
+    place, at, remaining = report.place, walk.position, walk.size_bytes - walk.position
+    path, is_unflushed = place.path(names.LOG), place.next_base is None and report.next_offset >= place.durable_to
     if is_unflushed and place.may_be_torn:
         return _TORN_ACTIVE.found(path, at=at, bytes=remaining)
     if walk.is_torn:
@@ -218,95 +224,56 @@ def _end(file: StorageFile, walk: BatchRuns, place: SegmentPlace, report: Segmen
     return _INVALID_END.found(path, at=at, what=f"{walk.problem}: bytes={remaining}")
 
 
-def _check_indexes(
-    place: SegmentPlace,
-    indexes: dict[str, bytes | None],
-    batches: BatchTable,
-    report: SegmentReport,
-    interval_bytes: int,
-) -> None:
-    for suffix, data in indexes.items():
-        path = place.path(suffix)
-        if data is None:
-            if suffix != TXN_INDEX:
-                severity = Severity.INFO if place.may_be_torn else Severity.WARNING
-                report.findings.append(_NO_INDEX.found(path, severity=severity))
-        elif suffix == OFFSET_INDEX:
-            report.findings += check_offset_index(
-                data, place.base_offset, batches, path=path, interval_bytes=interval_bytes
-            )
-        elif suffix == TIME_INDEX:
-            report.findings += check_time_index(
-                data, place.base_offset, batches, path=path, is_active=place.next_base is None and place.may_be_torn
-            )
-        else:
-            _check_aborted(data, place, report)
-
-
-def _check_aborted(data: bytes, place: SegmentPlace, report: SegmentReport) -> None:
-    path = place.path(TXN_INDEX)
-    try:
-        txn_index.check(data, place.base_offset, path=path)
-        report.aborted = txn_index.entries(data, path=path)
-    except Corrupt as error:
-        at = error.facts.get("at")
-        report.findings.append(DAMAGED.found(path, what=error.attempt, at=at if isinstance(at, int) else None))
-    if torn := len(data) % txn_index.ENTRY_BYTES:
-        report.findings.append(_TXN_TORN.found(path, at=len(data) - torn, bytes=torn))
-
-
-def _as_unflushed(place: SegmentPlace, finding: Finding) -> Finding:
-    """Reduce index findings about unsynced records to INFO: the next start rebuilds these entries."""
-    is_flushed = finding.offsets is not None and finding.offsets[0] < place.durable_to
-    if place.next_base is not None or not place.may_be_torn or is_flushed:
-        return finding
-    return replace(finding, severity=Severity.INFO)
-
-
 def _severity(place: SegmentPlace, run: Run, *, is_tail: bool) -> Severity:
     """The severity of a damaged batch. Unsynced bytes may be damaged after a crash: recovery cuts them."""
-    is_unflushed = place.next_base is None and place.may_be_torn
-    if not is_unflushed or int(run.table.base_offsets[0]) < place.durable_to:
+    if not place.may_grow or int(run.table.base_offsets[0]) < place.durable_to:
         return Severity.CORRUPT
     return Severity.INFO if is_tail else Severity.WARNING
 
 
-def _of_batch(
-    code: FindingCode,
-    path: str,
-    run: Run,
-    row: int,
-    *,
-    what: str | None = None,
-    severity: Severity | None = None,
-) -> Finding:
-    header = run.table.row(row)
-    offsets = header.base_offset, max(header.next_offset, header.base_offset)
-    at = run.position + int(run.table.positions[row])
-    return code.found(path, what=what, severity=severity, at=at, offsets=offsets)
-
-
-def _read_indexes(storage: Storage, place: SegmentPlace, report: SegmentReport) -> dict[str, bytes | None]:
+def _read_indexes(storage: Storage, report: SegmentReport) -> dict[str, bytes | None]:
     found: dict[str, bytes | None] = {}
-    for suffix in (OFFSET_INDEX, TIME_INDEX, TXN_INDEX):
+    for suffix in (names.OFFSET_INDEX, names.TIME_INDEX, names.TXN_INDEX):
+        path = report.place.path(suffix)
         try:
-            found[suffix] = storage.read(place.path(suffix))
+            found[suffix] = storage.read(path)
         except NotFound:
             found[suffix] = None
         except (DiskFailed, AccessDenied) as error:
-            report.findings.append(unreadable(error, place.path(suffix)))
-            report.is_read = report.is_read and suffix != TXN_INDEX
+            report.findings.append(unreadable(error, path))
+            report.is_read = report.is_read and suffix != names.TXN_INDEX
     return found
+
+
+def _of_indexes(
+    indexes: dict[str, bytes | None], batches: BatchTable, report: SegmentReport, interval_bytes: int
+) -> Iterator[Finding]:
+    place = report.place
+    for suffix, data in indexes.items():
+        path = place.path(suffix)
+        if data is None:
+            if suffix != names.TXN_INDEX:
+                yield _NO_INDEX.found(path, severity=Severity.INFO if place.may_be_torn else Severity.WARNING)
+        elif suffix == names.OFFSET_INDEX:
+            yield from check_offset_index(data, place.base_offset, batches, path=path, interval_bytes=interval_bytes)
+        elif suffix == names.TIME_INDEX:
+            yield from check_time_index(data, place.base_offset, batches, path=path, is_active=place.may_grow)
+        else:
+            try:
+                txn_index.check(data, place.base_offset, path=path)
+                report.aborted = txn_index.entries(data, path=path)
+            except Corrupt as error:
+                at = error.facts.get("at")
+                yield DAMAGED.found(path, what=error.attempt, at=at if isinstance(at, int) else None)
+            if torn := len(data) % txn_index.ENTRY_BYTES:
+                yield _TXN_TORN.found(path, at=len(data) - torn, bytes=torn)
 
 
 # -- producers: snapshots and transaction indexes, compared with a replay of all batches
 
 
 def check_producers(
-    storage: Storage,
-    directory: str,
-    there: Sequence[str],
-    reports: Sequence[tuple[SegmentPlace, SegmentReport]],
+    storage: Storage, directory: str, there: Sequence[str], reports: Sequence[SegmentReport]
 ) -> Iterator[Finding]:
     """Compare aborted transactions and snapshots with a replay of every batch that has a producer."""
     snapshots: dict[int, list[ProducerEntry]] = {}
@@ -323,33 +290,35 @@ def check_producers(
             continue
     if not reports:
         return
-    first, end = reports[0][0].base_offset, reports[-1][1].next_offset
+    first, end = reports[0].place.base_offset, reports[-1].next_offset
     state = ProducerState(snapshots.get(first, ()))
     is_whole = first == 0 or first in snapshots
     is_cleaned, before = False, first
-    carried = _Carried(open_from={e.producer_id: e.transaction_first_offset for e in state.entries() if _is_open(e)})
-    for place, report in reports:
-        is_cleaned = is_cleaned or place.base_offset != before
-        if place.base_offset in snapshots:
-            known = snapshots[place.base_offset]
-            yield from _compare(directory, place.base_offset, known, state, is_whole, is_cleaned=is_cleaned)
+    opened = {e.producer_id: e.transaction_first_offset for e in state.entries() if e.transaction_first_offset >= 0}
+    carried = _Carried(open_from=opened)
+    for report in reports:
+        base = report.place.base_offset
+        is_cleaned = is_cleaned or base != before
+        if base in snapshots:
+            yield from _compare(directory, base, snapshots[base], state, is_whole, is_cleaned=is_cleaned)
         is_cleaned, before = is_cleaned or report.is_sparse, report.next_offset
         expected = _replay(state, report)
-        if is_cleaned:
-            yield from _check_cleaned(place, report, carried)
-        else:
-            yield from _compare_aborted(place, report, expected, first, is_whole=is_whole)
+        path = report.place.path(names.TXN_INDEX)
+        if not any(each.where == path and each.severity is Severity.CORRUPT for each in report.findings):
+            # An entry is written after its marker, and read here before it.
+            severity = Severity.INFO if report.place.may_grow else Severity.CORRUPT
+            if is_cleaned:
+                yield from _check_cleaned(path, severity, report, carried)
+            else:
+                yield from _compare_aborted(path, severity, report, expected, known_from=None if is_whole else first)
         carried.add(report)
     for offset in sorted(snapshots):
-        path = join(directory, segment_file(offset, names.PRODUCER_SNAPSHOT))
         if offset > end:
-            yield _SNAPSHOT_PAST_END.found(path, next_offset=end)
-    if end in snapshots and end != reports[-1][0].base_offset:
+            yield _SNAPSHOT_PAST_END.found(
+                join(directory, segment_file(offset, names.PRODUCER_SNAPSHOT)), next_offset=end
+            )
+    if end in snapshots and end != reports[-1].place.base_offset:
         yield from _compare(directory, end, snapshots[end], state, is_whole, is_cleaned=is_cleaned)
-
-
-def _is_open(entry: ProducerEntry) -> bool:
-    return entry.transaction_first_offset >= 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -368,24 +337,15 @@ class _Carried:
             self.ended.update(report.said.last_ended)
 
 
-def _check_cleaned(place: SegmentPlace, report: SegmentReport, carried: _Carried) -> Iterator[Finding]:
+def _check_cleaned(path: str, severity: Severity, report: SegmentReport, carried: _Carried) -> Iterator[Finding]:
     """Check the transaction index of a cleaned segment by its batches (`local.index.txn_index`)."""
-    path = place.path(names.TXN_INDEX)
-    if report.said is None or any(e.where == path and e.severity is Severity.CORRUPT for e in report.findings):
+    if report.said is None:
         return
     problem = report.said.problem(report.aborted)
     problem = problem or carried_problem(report.aborted, report.said, carried.open_from, carried.ended)
     if problem is not None:
-        # An entry is written after its marker, and read here before it.
-        severity = Severity.INFO if place.next_base is None and place.may_be_torn else Severity.CORRUPT
-        offsets = place.base_offset, report.next_offset
+        offsets = report.place.base_offset, report.next_offset
         yield _WRONG_ABORTED.found(path, what=problem, severity=severity, offsets=offsets)
-
-
-def _is_behind(entry: ProducerEntry, known: ProducerEntry) -> bool:
-    if entry.producer_epoch != known.producer_epoch:
-        return entry.producer_epoch < known.producer_epoch
-    return 0 <= entry.last_offset < known.last_offset
 
 
 def _replay(state: ProducerState, report: SegmentReport) -> set[tuple[int, int, int]]:
@@ -400,18 +360,14 @@ def _replay(state: ProducerState, report: SegmentReport) -> set[tuple[int, int, 
 
 
 def _compare_aborted(
-    place: SegmentPlace, report: SegmentReport, expected: set[tuple[int, int, int]], first: int, *, is_whole: bool
+    path: str, severity: Severity, report: SegmentReport, expected: set[tuple[int, int, int]], *, known_from: int | None
 ) -> Iterator[Finding]:
-    path = place.path(names.TXN_INDEX)
+    """Compare the index with the replay, which does not know transactions that began below `known_from`."""
     found = {(each.producer_id, each.first_offset, each.last_offset) for each in report.aborted}
-    if any(each.where == path and each.severity is Severity.CORRUPT for each in report.findings):
-        return
-    # An entry is written after its marker, and read here before it.
-    severity = Severity.INFO if place.next_base is None and place.may_be_torn else Severity.CORRUPT
     for producer, begin, last in sorted(expected - found):
         yield _LACKS_ABORTED.found(path, severity=severity, offsets=(begin, last + 1), producer_id=producer)
     for producer, begin, last in sorted(found - expected):
-        if begin >= first or is_whole:
+        if known_from is None or begin >= known_from:
             yield _NOT_ABORTED.found(path, offsets=(begin, last + 1), producer_id=producer)
 
 
@@ -429,11 +385,15 @@ def _compare(
     replayed = {each.producer_id: each for each in state.entries()}
     for entry in entries:
         known = replayed.get(entry.producer_id)
-        if is_cleaned and (known is None or not _is_behind(entry, known)):
-            continue
         if known is None:
-            if is_whole:
+            if is_whole and not is_cleaned:
                 yield _UNKNOWN_PRODUCER.found(path, producer_id=entry.producer_id)
+            continue
+        if entry.producer_epoch != known.producer_epoch:
+            is_behind = entry.producer_epoch < known.producer_epoch
+        else:
+            is_behind = 0 <= entry.last_offset < known.last_offset
+        if is_cleaned and not is_behind:
             continue
         for field_name in ("producer_epoch", "last_sequence", "last_offset", "transaction_first_offset"):
             snapshot, log = getattr(entry, field_name), getattr(known, field_name)

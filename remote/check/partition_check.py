@@ -1,7 +1,7 @@
-"""A consistency check of everything in the bucket below one partition's prefix.
+"""A consistency check of everything below one partition's prefix, without the content of segments.
 
 The listing is read first, then the manifests, then the objects that the newest one names: a concurrent writer causes no
-finding. `survey_partition` omits the last row of checks.
+finding.
 
 | subject | checks |
 |---|---|
@@ -10,7 +10,6 @@ finding. `survey_partition` omits the last row of checks.
 | entries of the newest manifest, of log and views | their objects exist, with the sizes and names of the entry |
 | pages | the manifest's summary of a page agrees with its entries |
 | pending deletes | no entry names them; a deleted one is no finding |
-| contents of segments | indexes decode, every chunk has its CRC, the caller's `CheckContents` |
 
 | severity | finding |
 |---|---|
@@ -18,7 +17,7 @@ finding. `survey_partition` omits the last row of checks.
 | WARNING | a hole between two entries above the log start; an object with an unknown name, which is never touched |
 | INFO | objects that no manifest names, with their bytes; only uploads of the present epoch may still be named |
 
-Memory: the entries of the manifests, one name for each object, one range of a segment.
+Memory: the entries of the manifests, one name for each object.
 """
 
 from __future__ import annotations
@@ -36,9 +35,7 @@ import msgspec
 
 from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
 from local.verify.findings import Finding, FindingCode, Severity, corrupt, damaged, info, warning
-from remote.cache.chunk_cache import ChunkCache
-from remote.fetch.range_reader import RemotePartition
-from remote.fetch.segment_check import CheckContents, check_segment, only_read, unreadable
+from remote.fetch.segment_check import unreadable
 from remote.gc.fork_references import named_by_forks
 from remote.keys import (
     DATA_SUFFIX,
@@ -70,10 +67,9 @@ from remote.manifest.manifest_lookup import Pages
 from remote.manifest.manifest_page import DecodedPage, summary_contradiction
 from remote.manifest.manifest_validation import Contradiction, Part, contradictions
 from remote.manifest.page_out import keys_of, waiting_keys
-from remote.manifest.sealing import is_sealed, keyed
+from remote.manifest.sealing import is_sealed
 from remote.manifest.view import STORED_VIEW
 from remote.segment_entry import SegmentEntry, SegmentState
-from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import Body, ObjectInfo, ObjectStore
 
 _UNREAD = warning("manifest.no-key", "the key ring lacks the key of the manifests")
@@ -158,26 +154,12 @@ class BucketReport:
         return dict(Counter(self.objects.values()))
 
 
-def check_partition(
-    store: ObjectStore, prefix: str, check_contents: CheckContents | None = None, *, keys: KeyRing = NO_KEYS
-) -> BucketReport:
-    """Check one partition with its contents. Without `check_contents` only the chunks' CRCs are checked.
+def survey_partition(store: ObjectStore, prefix: str) -> BucketReport:
+    """Check one partition without the content of its segments and indexes.
 
-    Raises the store's errors if it cannot be reached. All damage of bytes is a finding, and so is an object that the
+    Raises the store's errors if it cannot be reached. All damage of metadata is a finding, and so is an object that the
     store refuses while it serves others.
     """
-    store = keyed(store, keys)
-    report = survey_partition(store, prefix)
-    remote = RemotePartition(store, prefix, ChunkCache(0), read_ahead_chunks=0, keys=keys)
-    for entry in report.entries:
-        found = check_segment(store, remote, entry, check_contents or only_read)
-        if found and is_still_named(store, prefix, entry):
-            report.findings += found
-    return report
-
-
-def survey_partition(store: ObjectStore, prefix: str) -> BucketReport:
-    """Check everything but the content of segments and indexes. Raises as `check_partition`."""
     return _Check(store, prefix).run()
 
 
@@ -232,7 +214,8 @@ class _Check:
             report.findings.append(_UNSEALED.found(self._prefix + MANIFESTS, next_step=step))
         self._classify(listed)
         if report.manifest is not None:
-            self._check_pending_deletes(report.manifest)
+            for key in sorted(self._waiting(report.manifest) & self._named_keys(report.manifest)):
+                self._wrong(key, _DELETE_NAMED)
             self._check_pages(report.manifest)
             self._check_rows(report.manifest, listed)
         elif listed:
@@ -428,10 +411,6 @@ class _Check:
         if made_in > epoch:
             self._wrong(key, _UNKNOWN_EPOCH, epoch=made_in, newest=epoch)
         return ObjectKind.ORPHAN if made_in < epoch else ObjectKind.IN_FLIGHT
-
-    def _check_pending_deletes(self, manifest: Manifest) -> None:
-        for key in sorted(self._waiting(manifest) & self._named_keys(manifest)):
-            self._wrong(key, _DELETE_NAMED)
 
     def _check_pages(self, manifest: Manifest) -> None:
         for page in manifest.pages:

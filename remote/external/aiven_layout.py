@@ -37,11 +37,10 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import logging
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -58,6 +57,7 @@ from remote.external.external_layout import (
     ExternalParts,
     ExternalSegment,
     Layout,
+    complete_segments,
     parse_aiven_file,
     sibling,
 )
@@ -81,7 +81,6 @@ _SECTIONS = {
     "leaderEpoch": "epochs",
 }
 _NO_EPOCHS = warning("external.epochs", "{problem}: they are read from the batches")
-_log = logging.getLogger(__name__)
 _NONCE_BYTES, _TAG_BYTES, _KEY_BYTES, _HASH_BYTES = 12, 16, 32, 64
 _PEM_BYTES_MAX = 1 << 20
 MANIFEST_BYTES_MAX = 16 << 20
@@ -111,16 +110,17 @@ class AivenFormat:
         return sorted(ExternalName(*name, places=tuple(places)) for name, places in found.items())
 
     def segments(self, store: ObjectStore, name: ExternalName) -> list[ExternalSegment]:
-        complete = [each for place in name.places for each in _whole(store, place)]
-        fresh = [pair for pair in complete if (pair[0].key, pair[0].size_bytes) not in self._known]
+        complete = {
+            (files[LOG].key, files[LOG].size_bytes): (base, files)
+            for place in name.places
+            for base, files in complete_segments(store, place, parse_aiven_file, (LOG, MANIFEST))
+        }
+        fresh = {key: each for key, each in complete.items() if key not in self._known}
         with ThreadPoolExecutor(THREADS, "tiered-manifests") as threads:
-            for (data, _), made in zip(
-                fresh, threads.map(lambda pair: self._segment(store, *pair), fresh), strict=True
-            ):
-                if made is not None:
-                    self._known[data.key, data.size_bytes] = made
-        found = [self._known.get((data.key, data.size_bytes)) for data, _ in complete]
-        self._known = {key: each for key, each in self._known.items() if not each.is_blocked}  # until repaired
+            made = threads.map(lambda each: self._segment(store, *each), fresh.values())
+            read = dict(zip(fresh, made, strict=True))
+        self._known |= {key: each for key, each in read.items() if each is not None and not each.is_blocked}
+        found = (self._known.get(key) or read[key] for key in complete)
         return sorted((each for each in found if each is not None), key=lambda each: each.base_offset)
 
     def parts(self, store: ObjectStore, entry: SegmentEntry) -> ExternalParts:
@@ -137,35 +137,43 @@ class AivenFormat:
                 sections[_SECTIONS[kind]] = cipher.open(part) if cipher is not None and part else part
         return ExternalParts(chunks=manifest.chunks, cipher=cipher, **sections)
 
-    def _segment(self, store: ObjectStore, data: ObjectInfo, manifest_info: ObjectInfo) -> ExternalSegment | None:
-        name, size = manifest_info.key, manifest_info.size_bytes
+    def _segment(self, store: ObjectStore, base: int, files: dict[str, ObjectInfo]) -> ExternalSegment | None:
+        data, name, size = files[LOG], files[MANIFEST].key, files[MANIFEST].size_bytes
+        segment = ExternalSegment(
+            data_key=data.key, base_offset=base, size_bytes=data.size_bytes, stored_bytes=data.size_bytes
+        )
         try:
             if size > MANIFEST_BYTES_MAX:
                 raise Corrupt("the manifest of a segment is too large", object=name, size_bytes=size)
             manifest = decode_aiven_manifest(store.get(name), name)
-            if manifest.facts is not None and manifest.facts.base_offset != _base_offset(data):
+            if manifest.facts is not None and manifest.facts.base_offset != base:
                 where = {"object": data.key, "start_offset": manifest.facts.base_offset}
                 raise Corrupt("the manifest of a segment belongs to another segment", **where)
         except NotFound:
             return None  # deleted since it was listed
         except Corrupt as error:
-            return _blocked(data, error)
-        facts, chunks = manifest.facts, manifest.chunks
-        problem = None if facts is None else facts.epochs_problem
-        return ExternalSegment(
-            data_key=data.key,
-            base_offset=_base_offset(data),
-            next_offset=None if facts is None else facts.next_offset,
-            size_bytes=chunks.size_bytes,
-            stored_bytes=data.size_bytes,
-            max_timestamp_ms=None if facts is None else facts.max_timestamp_ms,
-            epochs=None if facts is None or not facts.epochs else facts.epochs,
-            stamp_ms=data.modified_ms or 0 if facts is None else facts.copied_ms,
-            codec=CODECS[chunks.codec],
+            finding = damaged(error, str(error.facts.get("object", data.key)))
+            return replace(segment, finding=finding, is_blocked=True)
+        facts, indexes = manifest.facts, manifest.indexes or {}
+        lengths = {_SECTIONS[kind]: each.length for kind, each in indexes.items() if kind in _SECTIONS and each.length}
+        segment = replace(
+            segment,
+            size_bytes=manifest.chunks.size_bytes,
+            stamp_ms=data.modified_ms or 0,
+            codec=CODECS[manifest.chunks.codec],
             key_id=None if manifest.sealing is None else manifest.sealing.key_id,
-            index_bytes=_index_bytes(manifest.indexes),
+            index_bytes=lengths,
             has_transactions=manifest.indexes is not None,
-            finding=None if problem is None else _NO_EPOCHS.found(name, problem=problem),
+        )
+        if facts is None:
+            return segment
+        return replace(
+            segment,
+            next_offset=facts.next_offset,
+            max_timestamp_ms=facts.max_timestamp_ms,
+            epochs=facts.epochs or None,
+            stamp_ms=facts.copied_ms,
+            finding=_NO_EPOCHS.found(name, problem=facts.epochs_problem) if facts.epochs_problem else None,
         )
 
 
@@ -179,45 +187,6 @@ def _places(store: ObjectStore, prefix: str) -> Iterator[tuple[str, str, int, st
         for number in store.list_prefixes(f"{parent}{directory}/"):
             if (partition := parse_partition(number)) is not None:
                 yield *parsed, partition, f"{parent}{directory}/{number}/"
-
-
-def _whole(store: ObjectStore, place: str) -> list[tuple[ObjectInfo, ObjectInfo]]:
-    logs: dict[str, ObjectInfo] = {}
-    manifests: dict[str, ObjectInfo] = {}
-    for info in store.list(place):
-        parsed = parse_aiven_file(info.key[len(place) :])
-        if parsed is None:
-            continue
-        _, stem, suffix = parsed
-        if suffix == LOG:
-            logs[stem] = info
-        elif suffix == MANIFEST:
-            manifests[stem] = info
-    for stem in sorted(logs.keys() ^ manifests.keys()):
-        _log.info("a segment is incomplete and is ignored: place=%s segment=%s", place, stem)
-    return [(logs[stem], manifests[stem]) for stem in sorted(logs.keys() & manifests.keys())]
-
-
-def _blocked(data: ObjectInfo, error: Corrupt) -> ExternalSegment:
-    return ExternalSegment(
-        data_key=data.key,
-        base_offset=_base_offset(data),
-        size_bytes=data.size_bytes,
-        stored_bytes=data.size_bytes,
-        finding=damaged(error, str(error.facts.get("object", data.key))),
-        is_blocked=True,
-    )
-
-
-def _base_offset(data: ObjectInfo) -> int:
-    parsed = parse_aiven_file(data.key.rpartition("/")[2])
-    assert parsed is not None, "listed by this name"
-    return parsed[0]
-
-
-def _index_bytes(indexes: dict[str, IndexRange] | None) -> dict[str, int]:
-    found = {_SECTIONS[kind]: each.length for kind, each in (indexes or {}).items() if kind in _SECTIONS}
-    return {kind: length for kind, length in found.items() if length}
 
 
 def _indexes(store: ObjectStore, key: str, ranges: dict[str, IndexRange]) -> bytes:

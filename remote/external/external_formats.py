@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, zip_longest
 
 from local.errors import InvalidRequest, NotFound
 from local.names import (
@@ -22,6 +23,7 @@ from local.names import (
     TopicPartition,
     parse_partition_directory,
     parse_segment_file,
+    segment_file,
 )
 from remote.external.aiven_layout import AivenFormat, PrivateKeys
 from remote.external.external_layout import (
@@ -35,6 +37,9 @@ from remote.external.external_layout import (
     ExternalSegment,
     Layout,
     LayoutOptions,
+    ParseFile,
+    complete_segments,
+    files_of,
     parse_aiven_file,
     parse_kafka_directory,
     parse_kafka_file,
@@ -119,15 +124,12 @@ def _topic_directories(store: ObjectStore) -> Iterator[Layout]:
 
 def _log_directories(store: ObjectStore) -> Iterator[Layout]:
     for place, _ in islice(partition_places(store), 1):
-        yield Layout.PINTEREST if any(_is_there(store, place + mark) for mark in PINTEREST_MARKS) else Layout.LOGS
-
-
-def _is_there(store: ObjectStore, key: str) -> bool:
-    try:
-        store.head(key)
-    except NotFound:
-        return False
-    return True
+        for mark in PINTEREST_MARKS:
+            with suppress(NotFound):
+                store.head(place + mark)
+                yield Layout.PINTEREST
+                return
+        yield Layout.LOGS
 
 
 class KafkaLocalFormat:
@@ -149,27 +151,10 @@ class KafkaLocalFormat:
         return sorted(found)
 
     def segments(self, store: ObjectStore, name: ExternalName) -> list[ExternalSegment]:
-        found = []
-        for place in name.places:
-            stems: dict[str, dict[str, ObjectInfo]] = {}
-            bases: dict[str, int] = {}
-            for info in store.list(place):
-                if (parsed := parse_kafka_file(info.key[len(place) :])) is not None:
-                    base, stem, suffix = parsed
-                    bases[stem] = base
-                    stems.setdefault(stem, {})[suffix] = info
-            needed = {LOG, *(suffix for section, suffix in KAFKA_FILES.items() if section != "txn")}
-            for stem, files in stems.items():
-                if not needed <= files.keys():
-                    _log.info("a segment is incomplete and is ignored: place=%s segment=%s", place, stem)
-                    continue
-                indexes = {each: files[suffix] for each, suffix in KAFKA_FILES.items() if suffix in files}
-                found.append(_segment(files[LOG], bases[stem], indexes, has_transactions=True))
-        return sorted(filter(None, found), key=lambda each: each.base_offset)
+        return _complete(store, name, parse_kafka_file, KAFKA_FILES, has_transactions=True)
 
     def parts(self, store: ObjectStore, entry: SegmentEntry) -> ExternalParts:
-        keys = {section: sibling(entry.data_key, suffix) for section, suffix in KAFKA_FILES.items()}
-        return _parts(store, entry, keys)
+        return _parts(store, entry, sibling(entry.data_key, KAFKA_FILES["producers"]))
 
 
 class LogDirectoryFormat:
@@ -190,13 +175,16 @@ class LogDirectoryFormat:
     def segments(self, store: ObjectStore, name: ExternalName) -> list[ExternalSegment]:
         found = []
         for place in name.places:
-            files = _files(store, place)
+            files = {base: of_base for (base, _), of_base in files_of(store, place, _parse_file).items()}
             snapshots = {base for base, of_base in files.items() if PRODUCER_SNAPSHOT in of_base}
             logs = sorted(base for base, of_base in files.items() if LOG in of_base)
-            for base, following in zip(logs, [*logs[1:], None], strict=True):
+            for base, following in zip_longest(logs, logs[1:]):
                 of_base = files[base]
                 indexes = {each: of_base[suffix] for each, suffix in _FILES.items() if suffix in of_base}
-                knows = _next_snapshot(snapshots, base, following)
+                if following is None:
+                    knows = max((offset for offset in snapshots if offset > base), default=None)
+                else:
+                    knows = following if following in snapshots else None
                 if knows is not None:
                     indexes["producers"] = files[knows][PRODUCER_SNAPSHOT]
                 segment = _segment(of_base[LOG], base, indexes, has_transactions=knows is not None)
@@ -205,11 +193,9 @@ class LogDirectoryFormat:
         return sorted(found, key=lambda each: each.base_offset)
 
     def parts(self, store: ObjectStore, entry: SegmentEntry) -> ExternalParts:
-        keys = {section: sibling(entry.data_key, suffix) for section, suffix in _FILES.items()}
         place = entry.data_key.rpartition("/")[0]
-        name = f"{entry.next_offset:020d}{PRODUCER_SNAPSHOT}"
-        keys["producers"] = f"{place}/{name}" if place else name
-        return _parts(store, entry, keys)
+        name = segment_file(entry.next_offset, PRODUCER_SNAPSHOT)
+        return _parts(store, entry, f"{place}/{name}" if place else name)
 
 
 class PinterestFormat(LogDirectoryFormat):
@@ -218,19 +204,21 @@ class PinterestFormat(LogDirectoryFormat):
     layout = Layout.PINTEREST
 
     def segments(self, store: ObjectStore, name: ExternalName) -> list[ExternalSegment]:
-        found = []
-        for place in name.places:
-            for base, files in sorted(_files(store, place).items()):
-                if not {LOG, OFFSET_INDEX, TIME_INDEX} <= files.keys():
-                    _log.info("a segment is incomplete and is ignored: place=%s base=%d", place, base)
-                    continue
-                indexes = {each: files[suffix] for each, suffix in _FILES.items() if suffix in files and each != "txn"}
-                found.append(_segment(files[LOG], base, indexes, has_transactions=False))
-        return sorted(filter(None, found), key=lambda each: each.base_offset)
+        indexes = {"offset": OFFSET_INDEX, "time": TIME_INDEX}
+        return _complete(store, name, _parse_file, indexes, has_transactions=False)
 
-    def parts(self, store: ObjectStore, entry: SegmentEntry) -> ExternalParts:
-        keys = {section: sibling(entry.data_key, suffix) for section, suffix in _FILES.items()}
-        return _parts(store, entry, keys)
+
+def _complete(
+    store: ObjectStore, name: ExternalName, parse: ParseFile, suffixes: Mapping[str, str], *, has_transactions: bool
+) -> list[ExternalSegment]:
+    """Return the segments that have all files of `suffixes`, except perhaps a transaction index."""
+    needed = {LOG, *(suffix for section, suffix in suffixes.items() if section != "txn")}
+    found = []
+    for place in name.places:
+        for base, files in complete_segments(store, place, parse, needed):
+            indexes = {section: files[suffix] for section, suffix in suffixes.items() if suffix in files}
+            found.append(_segment(files[LOG], base, indexes, has_transactions=has_transactions))
+    return sorted(filter(None, found), key=lambda each: each.base_offset)
 
 
 def _segment(
@@ -251,9 +239,10 @@ def _segment(
     )
 
 
-def _parts(store: ObjectStore, entry: SegmentEntry, keys: Mapping[str, str]) -> ExternalParts:
+def _parts(store: ObjectStore, entry: SegmentEntry, snapshot_key: str) -> ExternalParts:
+    keys = {section: sibling(entry.data_key, suffix) for section, suffix in KAFKA_FILES.items()}
     found: dict[str, bytes] = {}
-    for section, key in keys.items():
+    for section, key in {**keys, "producers": snapshot_key}.items():
         where = entry.indexes.get(section)
         if where is None or where.start < 0:
             continue
@@ -303,17 +292,6 @@ def _has_segments(store: ObjectStore, place: str) -> bool:
     return any((parsed := parse_segment_file(name)) is not None and parsed[1] == LOG for name in names)
 
 
-def _files(store: ObjectStore, place: str) -> dict[int, dict[str, ObjectInfo]]:
-    found: dict[int, dict[str, ObjectInfo]] = {}
-    for info in store.list(place):
-        parsed = parse_segment_file(info.key[len(place) :])
-        if parsed is not None:
-            found.setdefault(parsed[0], {})[parsed[1]] = info
-    return found
-
-
-def _next_snapshot(snapshots: set[int], base: int, following: int | None) -> int | None:
-    """Return the offset of the snapshot at a segment's end; for the last segment the newest snapshot."""
-    if following is not None:
-        return following if following in snapshots else None
-    return max((offset for offset in snapshots if offset > base), default=None)
+def _parse_file(name: str) -> tuple[int, str, str] | None:
+    parsed = parse_segment_file(name)
+    return None if parsed is None else (parsed[0], name[:20], parsed[1])

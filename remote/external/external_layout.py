@@ -22,8 +22,9 @@ begin with a dash. So names are cut by fixed widths and never split at dashes. S
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -36,7 +37,7 @@ from remote.manifest.catalog import RemotePartitionName
 from remote.segment_entry import SegmentEntry
 from remote.segments.index_bundle import CHUNK_BYTES, PLAIN, ZSTD, ChunkTable
 from remote.segments.object_encoding import inflated
-from remote.store import Body, ObjectStore
+from remote.store import Body, ObjectInfo, ObjectStore
 
 MANIFEST, INDEXES, LOG = ".rsm-manifest", ".indexes", ".log"
 KAFKA_ROOT = "kafka-tiered-storage"
@@ -52,6 +53,8 @@ KAFKA_FILES = {
 _AIVEN_FILE = re.compile(r"([0-9]{20})-([A-Za-z0-9_-]{22})(\.log|\.indexes|\.rsm-manifest)", re.ASCII)
 _KAFKA_FILE = re.compile(r"([0-9]{1,20})-([A-Za-z0-9_-]{22})(\.[a-z_]+)", re.ASCII)
 _OFFSET_MAX = 2**63 - 1
+_log = logging.getLogger(__name__)
+ParseFile = Callable[[str], tuple[int, str, str] | None]  # name -> base offset, stem, suffix
 
 
 class Layout(Enum):
@@ -194,6 +197,27 @@ def parse_aiven_file(name: str) -> tuple[int, str, str] | None:
 def parse_kafka_file(name: str) -> tuple[int, str, str] | None:
     """Return (base offset, stem, suffix) of a LocalTieredStorage file; None for anything else."""
     return _parsed(_KAFKA_FILE, name)
+
+
+def files_of(store: ObjectStore, place: str, parse: ParseFile) -> dict[tuple[int, str], dict[str, ObjectInfo]]:
+    """Return the objects below `place` by (base offset, stem) and suffix, as `parse` returns them for a name."""
+    found: dict[tuple[int, str], dict[str, ObjectInfo]] = {}
+    for info in store.list(place):
+        if (parsed := parse(info.key[len(place) :])) is not None:
+            base, stem, suffix = parsed
+            found.setdefault((base, stem), {})[suffix] = info
+    return found
+
+
+def complete_segments(
+    store: ObjectStore, place: str, parse: ParseFile, needed: Collection[str]
+) -> Iterator[tuple[int, dict[str, ObjectInfo]]]:
+    """Yield the base offset and the objects by suffix of the segments that have all `needed` suffixes."""
+    for (base, stem), files in files_of(store, place, parse).items():
+        if all(suffix in files for suffix in needed):
+            yield base, files
+        else:
+            _log.info("a segment is incomplete and is ignored: place=%s segment=%s", place, stem)
 
 
 def parse_kafka_directory(name: str) -> tuple[str, int, str] | None:

@@ -68,12 +68,17 @@ class ExternalManifests:
         """The bucket now as a manifest; None while no listing has found a segment. Raises the listing's errors."""
         findings: dict[str, Finding] = {}
         entries = tuple(self._list_rows(findings))
-        self._log_findings(findings)
+        where = self._name.topic_partition
+        for path in sorted(findings.keys() - self._findings.keys()):
+            what = findings[path].what
+            _log.warning("an object of the bucket is invalid: partition=%s object=%s what=%s", where, path, what)
+        self._findings = findings
         if known is not None and known.segments == entries:
             return known
         if entries:
             self._manifest = self._made(entries, 1 if known is None else known.sequence + 1)
-            self._log_gaps()
+            for start, end in self.gaps:
+                _log.warning("the bucket lacks offsets: partition=%s first=%d next=%d", where, start, end)
         elif known is not None:  # all of it expired
             end = known.next_offset
             self._manifest = replace(known, segments=(), sequence=known.sequence + 1, log_start_offset=end)
@@ -99,17 +104,6 @@ class ExternalManifests:
             segments=entries,
             properties={},
         )
-
-    def _log_findings(self, findings: dict[str, Finding]) -> None:
-        before, self._findings = self._findings, findings
-        for path in sorted(findings.keys() - before.keys()):
-            each, where = findings[path], self._name.topic_partition
-            _log.warning("an object of the bucket is invalid: partition=%s object=%s what=%s", where, path, each.what)
-
-    def _log_gaps(self) -> None:
-        for start, end in self.gaps:
-            where = self._name.topic_partition
-            _log.warning("the bucket lacks offsets: partition=%s first=%d next=%d", where, start, end)
 
 
 def external_manifests(log: MetadataLog | None) -> ExternalManifests | None:

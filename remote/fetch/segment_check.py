@@ -15,7 +15,7 @@ from itertools import accumulate
 from local.errors import AccessDenied, Corrupt, LogError, NotFound, describe
 from local.index import offset_index
 from local.verify.findings import Finding, Severity, corrupt, damaged, warning
-from remote.fetch.range_reader import RANGE_BYTES, RemotePartition
+from remote.fetch.range_reader import RemotePartition
 from remote.keys import full_key
 from remote.segment_entry import SegmentEntry
 from remote.segments.index_bundle import SECTIONS, IndexBundle
@@ -29,15 +29,8 @@ ReadRange = Callable[[int, int], memoryview]  # bytes [start, start + length) of
 CheckContents = Callable[[str, SegmentEntry, IndexBundle, ReadRange], Iterable[Finding]]
 
 
-def only_read(path: str, entry: SegmentEntry, bundle: IndexBundle, read: ReadRange) -> Iterable[Finding]:
-    """Read every byte so that each chunk is compared with its CRC. No other check."""
-    for at in range(0, entry.size_bytes, RANGE_BYTES):
-        read(at, min(RANGE_BYTES, entry.size_bytes - at))
-    return ()
-
-
 def check_segment(
-    store: ObjectStore, remote: RemotePartition, entry: SegmentEntry, check_contents: CheckContents = only_read
+    store: ObjectStore, remote: RemotePartition, entry: SegmentEntry, check_contents: CheckContents
 ) -> list[Finding]:
     """The findings inside one segment of `store`. Raises errors that make the segment unreachable.
 

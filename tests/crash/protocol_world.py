@@ -6,8 +6,9 @@ import random
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from checked_bucket import check_partition
+
 from local.verify.findings import Severity, worst
-from remote.check.partition_check import check_partition
 from remote.fetch.range_reader import RemotePartition
 from remote.keys import MANIFESTS
 from remote.manifest.commit_protocol import MetadataLog

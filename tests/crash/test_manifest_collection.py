@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from checked_bucket import check_partition
 
 from local.errors import Conflict, Corrupt, Fenced, InvalidRequest, NotFound, Unavailable
-from remote.check.partition_check import check_partition
 from remote.gc.delayed_delete import collect_manifests
 from remote.gc.pins import RENEWAL_LAG_MS, list_pins, pin_newest, release, renew
 from remote.keys import MANIFESTS, boundary_key, manifest_key, parse_manifest_key, parse_pin_key, pin_key

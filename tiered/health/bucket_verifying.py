@@ -52,12 +52,9 @@ class Sample:
             )
 
     def of(self, jobs: Sequence[SegmentJob]) -> tuple[SegmentJob, ...]:
-        count = math.ceil(self.share * len(jobs))
-        drawn = set(sorted(range(len(jobs)), key=lambda at: self._lot(jobs[at]))[:count])
-        return tuple(job for at, job in enumerate(jobs) if at in drawn)
-
-    def _lot(self, job: SegmentJob) -> bytes:
-        return blake2b(f"{self.seed} {job.name} {job.entry.base_offset}".encode(), digest_size=8).digest()
+        lots = [f"{self.seed} {job.name} {job.entry.base_offset}".encode() for job in jobs]
+        ranked = sorted(range(len(jobs)), key=lambda at: blake2b(lots[at], digest_size=8).digest())
+        return tuple(jobs[at] for at in sorted(ranked[: math.ceil(self.share * len(jobs))]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 
@@ -166,25 +166,27 @@ _EXPIRED_PIN = warning(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """The machine. None: `files_max` is unlimited, `lock_holder` sees no process."""
-
-    storage: Storage
-    clock_ms: Callable[[], int]
-    files_max: int | None
-    lock_holder: Callable[[str], int | None]
+def _files_max() -> int | None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patient:
-    """The node. `store` None: not configured. `is_away`: the store has answered no call and failed one."""
+    """The node and its machine.
+
+    `store` None: not configured. `is_away`: the store has answered no call and failed one. `files_max` None: unlimited.
+    `lock_holder` returns None if it sees no process.
+    """
 
     config: Config
-    around: Surroundings
     store: ObjectStore | None = None
     may_write: bool = True
     is_away: Callable[[], bool] = lambda: False
+    storage: Storage = field(default_factory=DiskStorage)
+    clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    files_max: int | None = field(default_factory=_files_max)
+    lock_holder: Callable[[str], int | None] = lock_holder
 
     @property
     def bucket(self) -> ObjectStore:
@@ -193,22 +195,26 @@ class Patient:
 
     @property
     def places(self) -> list[tuple[Storage, str]]:
-        return [(self.around.storage, root) for root in self.config.data_dirs]
+        return [(self.storage, root) for root in self.config.data_dirs]
 
 
 Check = Callable[[Patient], Iterable[Finding]]
 
 
-def examine(config: Config, *, may_write: bool = True, around: Surroundings | None = None) -> Iterator[Finding]:
+def examine(config: Config, *, may_write: bool = True) -> Iterator[Finding]:
     """Yield findings as they are made: of the machine, the store, then the content of both."""
-    patient = Patient(config=config, around=around or surroundings(), may_write=may_write)
+    return examine_node(Patient(config=config, may_write=may_write))
+
+
+def examine_node(patient: Patient) -> Iterator[Finding]:
+    """Yield findings as `examine`. Opens the configured store."""
     yield from run_checks(patient, NODE_CHECKS)
-    if config.remote_url is None:
+    if patient.config.remote_url is None:
         yield not_checked("store", "no store is configured: nothing is tiered")
         yield from run_checks(patient, PARTITION_CHECKS)
         return
     try:
-        store = BriefStore.of(config)
+        store = BriefStore.of(patient.config)
     except (LogError, ImportError) as problem:
         yield failed("store", problem)
         return
@@ -243,20 +249,6 @@ def failed(check: str, problem: BaseException, where: str = "") -> Finding:
 def not_checked(check: str, what: str, where: str = "") -> Finding:
     """Return the result of a check that was impossible or not wanted."""
     return passed(check, what, where, severity=Severity.SKIPPED)
-
-
-def surroundings() -> Surroundings:
-    return Surroundings(
-        storage=DiskStorage(),
-        clock_ms=lambda: time.time_ns() // 1_000_000,
-        files_max=_files_max(),
-        lock_holder=lock_holder,
-    )
-
-
-def _files_max() -> int | None:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def versions(patient: Patient) -> Iterator[Finding]:
@@ -295,11 +287,11 @@ def key_ring(patient: Patient) -> Iterator[Finding]:
 
 
 def log_directories(patient: Patient) -> Iterator[Finding]:
-    for status in describe_log_dirs(patient.config, storage=patient.around.storage):
+    for status in describe_log_dirs(patient.config, storage=patient.storage):
         root = status.facts.path
         if status.error is not None:
             yield _UNUSABLE.found(root, what=flat(status.error))
-        elif not patient.around.storage.is_directory(root):
+        elif not patient.storage.is_directory(root):
             yield passed("log-dirs", "does not exist yet; the first topic creates it", root)
         else:
             if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
@@ -311,10 +303,10 @@ def log_directories(patient: Patient) -> Iterator[Finding]:
 
 
 def _lock(patient: Patient, root: str) -> Finding:
-    holder = patient.around.lock_holder(join(root, LOCK))
+    holder = patient.lock_holder(join(root, LOCK))
     if holder is not None:
         return passed("lock", f"locked by process {holder}", root)
-    if patient.around.storage.exists(join(root, CLEAN_SHUTDOWN)):
+    if patient.storage.exists(join(root, CLEAN_SHUTDOWN)):
         return passed("lock", "free, and cleanly closed", root)
     return _NOT_CLOSED.found(root)
 
@@ -332,7 +324,7 @@ def _space(status: LogDirStatus, config: Config) -> Finding:
 
 def _fsync(patient: Patient, root: str) -> Finding:
     """Take the median of five: a single fsync may wait for another process."""
-    storage, path, took = patient.around.storage, join(root, PROBE), []
+    storage, path, took = patient.storage, join(root, PROBE), []
     file = storage.create(path)
     try:
         for _ in range(5):
@@ -351,7 +343,7 @@ def _fsync(patient: Patient, root: str) -> Finding:
 def open_files(patient: Patient) -> Iterator[Finding]:
     """Check that the limit of open files allows an active segment in every partition."""
     count = sum(topic.partition_count for topic in TopicRegistry(patient.places).all())
-    needed, limit = FILES_PER_PARTITION * count + FILES_BESIDE, patient.around.files_max
+    needed, limit = FILES_PER_PARTITION * count + FILES_BESIDE, patient.files_max
     if limit is not None and limit < needed:
         yield _FEW_FILES.found("", limit=limit, partitions=count, needed=needed)
         return
@@ -361,8 +353,8 @@ def open_files(patient: Patient) -> Iterator[Finding]:
 
 def work(patient: Patient) -> Iterator[Finding]:
     report = read_report(patient.places)
-    now_ms = patient.around.clock_ms()
-    holder = directory_holder(patient.config.data_dirs, patient.around.lock_holder)
+    now_ms = patient.clock_ms()
+    holder = directory_holder(patient.config.data_dirs, patient.lock_holder)
     if report is None:
         nothing = "no manager has written a report yet"
         yield passed("work", nothing if holder is None else holder_line(holder, None, now_ms))
@@ -386,7 +378,7 @@ def work(patient: Patient) -> Iterator[Finding]:
 
 
 def pauses(patient: Patient) -> Iterator[Finding]:
-    now_ms = patient.around.clock_ms()
+    now_ms = patient.clock_ms()
     paused = paused_topics(patient.places)
     for name, pause in sorted(paused.items()):
         lasted = "" if pause.since_ms is None else f" for {format_lasted(now_ms - pause.since_ms)}"
@@ -399,7 +391,7 @@ def pauses(patient: Patient) -> Iterator[Finding]:
 
 def permissions(patient: Patient) -> Iterator[Finding]:
     """Check list, create, read and delete one by one, and compare the store's clock with this machine's."""
-    store, clock = patient.bucket, patient.around.clock_ms
+    store, clock = patient.bucket, patient.clock_ms
     start_ms = clock()
     try:
         store.list_prefixes("")
@@ -463,7 +455,7 @@ def guarantees(patient: Patient) -> Iterator[Finding]:
     if not patient.may_write:
         yield not_checked("guarantees", "not tried")
         return
-    found = probe_store(patient.bucket, now_ms=patient.around.clock_ms(), is_racing=True)
+    found = probe_store(patient.bucket, now_ms=patient.clock_ms(), is_racing=True)
     if found.allows_writers:
         yield passed("guarantees", "the store supports create-if-absent; one of several concurrent creates succeeds")
     else:
@@ -472,7 +464,7 @@ def guarantees(patient: Patient) -> Iterator[Finding]:
 
 def unfinished(patient: Patient) -> Iterator[Finding]:
     """Report incomplete multipart uploads; they cost money and no listing shows them."""
-    url, now_ms = patient.config.remote_url or "", patient.around.clock_ms()
+    url, now_ms = patient.config.remote_url or "", patient.clock_ms()
     if not url.startswith("s3://"):
         return
     if patient.is_away():  # a separate client with its own timeouts lists them
@@ -491,9 +483,9 @@ def unfinished(patient: Patient) -> Iterator[Finding]:
 
 def partitions(patient: Patient) -> Iterator[Finding]:
     """Open every partition read-only and check its log, manifest, pending deletes and pins."""
-    now_ms = patient.around.clock_ms()
+    now_ms = patient.clock_ms()
     with LogManager.open(
-        patient.config, now_ms=now_ms, read_only=True, storage=patient.around.storage, store=patient.store
+        patient.config, now_ms=now_ms, read_only=True, storage=patient.storage, store=patient.store
     ) as manager:
         for group in group_problems(problems_of(manager.problems)):
             name = group.first.partition

@@ -23,13 +23,13 @@ checksums prove them identical.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from local.errors import AccessDenied, AlreadyExists, Conflict, Corrupt, InvalidRequest, LogError, NotFound
-from local.log import Log
 from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.fetch.segment_check import check_segment
@@ -46,20 +46,14 @@ from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment
-from tiered.health.repair_sources import Relatives, entries_of_page, from_bucket
+from tiered.health.repair_sources import LocalCopies, Relatives, entries_of_page, from_bucket
 from tiered.health.scrub import check_contents
-from tiered.health.scrub_report import Found, ScrubReport
+from tiered.health.scrub_report import ScrubReport
 from tiered.jobs.runner import Clock, Failures, Here, LocalJob, run_job
 from tiered.partition.segment_inspection import segment_to_copy
 from tiered.stores.object_encoding import SettingsOf, encoding_of_entry, own_settings
 
-
-class Copies(Protocol):
-    """Good copies on this machine's disk (`tiered.health.repair_sources`)."""
-
-    def __call__(self, name: RemotePartitionName, entry: SegmentEntry) -> bool: ...
-
-    def log(self, name: RemotePartitionName) -> Log | None: ...
+_OLDER_MANIFEST = "only the newest manifest counts and is undamaged; older manifests are deleted by garbage collection"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,20 +136,21 @@ class Repaired:
 
 
 def plan_repair(
-    store: ObjectStore, report: ScrubReport, *, keys: KeyRing = NO_KEYS, copies: Copies | None = None
+    store: ObjectStore, report: ScrubReport, *, keys: KeyRing = NO_KEYS, copies: LocalCopies | None = None
 ) -> RepairPlan:
     """Plan the repairs of all partitions that name a damaged object. Writes nothing. Raises Unavailable."""
     planner = _Planner(store, keys, copies)
-    by_name: dict[RemotePartitionName, list[Found]] = {}
+    objects, ulids = defaultdict[RemotePartitionName, set[str]](set), defaultdict[RemotePartitionName, set[str]](set)
     unreadable = [each for each in report.of("warning") if each.ulid is not None]  # a missing or wrong key
     for found in (*report.of("corrupt"), *unreadable):
-        by_name.setdefault(RemotePartitionName(found.topic, found.topic_id, found.partition), []).append(found)
-    for name, ulid in sorted(_shared(planner.relatives, by_name)):
-        facts = {"topic": name.topic, "topic_id": name.topic_id, "partition": name.partition}
-        found = Found(severity="corrupt", **facts, object="", what="of a topic with shared objects", ulid=ulid)  # type: ignore[arg-type]
-        by_name.setdefault(name, []).append(found)
-    for name in sorted(by_name):
-        planner.plan_partition(name, by_name[name])
+        name = RemotePartitionName(found.topic, found.topic_id, found.partition)
+        objects[name].add(found.object)
+        if found.ulid is not None:
+            ulids[name].add(found.ulid)
+    for name, ulid in planner.sharing(ulids):
+        ulids[name].add(ulid)
+    for name in sorted(objects.keys() | ulids.keys()):
+        planner.plan_partition(name, objects[name], ulids[name])
     return RepairPlan(
         pages=tuple(planner.pages),
         segments=tuple(planner.segments),
@@ -164,57 +159,67 @@ def plan_repair(
     )
 
 
-def _shared(
-    relatives: Relatives, by_name: Mapping[RemotePartitionName, Sequence[Found]]
-) -> set[tuple[RemotePartitionName, str]]:
-    """Return (partition, ULID) of entries of other partitions that name an object of a reported one."""
-    shared = set()
-    for name, found in by_name.items():
-        ulids = {each.ulid for each in found if each.ulid is not None}
-        for entry in relatives.entries(name) if ulids else ():
-            if entry.ulid in ulids:
-                shared |= set(relatives.naming(name, entry))
-    return shared - {(name, each.ulid) for name, found in by_name.items() for each in found}
-
-
 class _Planner:
-    def __init__(self, store: ObjectStore, keys: KeyRing, copies: Copies | None) -> None:
+    def __init__(self, store: ObjectStore, keys: KeyRing, copies: LocalCopies | None) -> None:
         self._store, self._keys, self._copies = store, keys, copies
-        self.relatives = Relatives(store)
+        self._relatives = Relatives(store)
         self.pages: list[PageRepair] = []
         self.segments: list[SegmentRepair] = []
         self.hopeless: list[Untouched] = []
         self.needless: list[Untouched] = []
 
-    def plan_partition(self, name: RemotePartitionName, found: Sequence[Found]) -> None:
+    def sharing(self, ulids: Mapping[RemotePartitionName, set[str]]) -> set[tuple[RemotePartitionName, str]]:
+        """Return (partition, ULID) of entries of any partition that name an object of an entry with these ULIDs."""
+        return {
+            each
+            for name, reported in ulids.items()
+            for entry in self._relatives.entries(name)
+            if entry.ulid in reported
+            for each in self._relatives.naming(name, entry)
+        }
+
+    def plan_partition(self, name: RemotePartitionName, objects: set[str], ulids: set[str]) -> None:
         try:
             manifest = MetadataLog(self._store, name.prefix).join()
         except (Corrupt, NotFound, Conflict) as error:
             why = f"the newest manifest is unreadable, only a copy of it can replace it: {error}"
             self.hopeless.append(Untouched(name=name, object=MANIFESTS, why=why))
             return
-        self.needless += _of_manifests(name, manifest, found)
-        pages = list(self._pages(name, manifest))
-        self.pages += pages
-        for entry in _entries(self._store, name, manifest, pages, {each.ulid for each in found if each.ulid}):
+        for key in sorted(objects):
+            if key.startswith(MANIFESTS) and parse_manifest_key(key) != manifest.sequence:
+                self.needless.append(Untouched(name=name, object=key, why=_OLDER_MANIFEST))
+        entries = [entry for entry in self._entries(name, manifest) if entry.ulid in ulids]
+        for entry in sorted(entries, key=lambda entry: entry.base_offset):
             if not self._is_damaged(name, entry):
                 self.needless.append(Untouched(name=name, object=entry.data_key, why="already undamaged"))
                 continue
             try:
                 self.segments.append(self._segment(name, entry, manifest))
             except (Corrupt, NotFound, AccessDenied, InvalidRequest) as error:
-                offsets = (entry.base_offset, entry.next_offset)
-                self.hopeless.append(Untouched(name=name, object=entry.data_key, why=str(error), offsets=offsets))
-        self.hopeless += _of_views(name, found)
+                unrepaired = Untouched(name=name, object=entry.data_key, why=str(error), offsets=entry.offsets)
+                self.hopeless.append(unrepaired)
+        for key in sorted(key for key in objects if key.startswith(VIEWS)):
+            why = "a view is derived from its log: drop it and build it again"
+            self.hopeless.append(Untouched(name=name, object=key, why=why))
 
-    def _pages(self, name: RemotePartitionName, manifest: Manifest) -> Iterator[PageRepair]:
-        for page, known in _damaged_pages(self._store, name, manifest):
+    def _entries(self, name: RemotePartitionName, manifest: Manifest) -> list[SegmentEntry]:
+        """Plan the repair of damaged pages; return the log's entries, also those of the repaired pages."""
+        pages, entries = Pages(self._store, name.prefix), list(manifest.segments)
+        for page in manifest.pages:
             try:
-                entries, source = known or entries_of_page(self._store, name.prefix, manifest, page)
-                yield PageRepair(name=name, page=page, entries=tuple(entries), source=source)
-            except Corrupt as error:
-                offsets = (page.base_offset, page.next_offset)
-                self.hopeless.append(Untouched(name=name, object=page.key, why=str(error), offsets=offsets))
+                rows, source = pages.entries(page), "page itself"
+            except (Corrupt, NotFound):
+                try:
+                    rows, source = entries_of_page(self._store, name.prefix, manifest, page)
+                except Corrupt as error:
+                    offsets = (page.base_offset, page.next_offset)
+                    self.hopeless.append(Untouched(name=name, object=page.key, why=str(error), offsets=offsets))
+                    continue
+            if source != "page itself" or summary_contradiction(page, rows) is not None:
+                self.pages.append(PageRepair(name=name, page=page, entries=tuple(rows), source=source))
+            with suppress(Corrupt):
+                entries += rows
+        return entries
 
     def _is_damaged(self, name: RemotePartitionName, entry: SegmentEntry) -> bool:
         view = parse_view_key(entry.data_key)
@@ -236,55 +241,13 @@ class _Planner:
         try:
             from_bucket(self._store, name.prefix, entry, self._keys, is_last=is_last)
         except (Corrupt, NotFound, AccessDenied, InvalidRequest):
-            if copies is not None and (relative := self.relatives.on_disk(name, entry, copies)) is not None:
+            if copies is not None and (relative := self._relatives.on_disk(name, entry, copies)) is not None:
                 return SegmentRepair(name=name, entry=entry, source="local", relative=relative)
-            found = self.relatives.same_bytes(name, entry, lambda other, each: not self._is_damaged(other, each))
+            found = self._relatives.same_bytes(name, entry, lambda other, each: not self._is_damaged(other, each))
             if found is None:
                 raise
             return SegmentRepair(name=name, entry=entry, source="bucket", relative=found[0], other=found[1])
         return SegmentRepair(name=name, entry=entry, source="bucket")
-
-
-def _of_manifests(name: RemotePartitionName, manifest: Manifest, found: Sequence[Found]) -> Iterator[Untouched]:
-    for key in sorted({each.object for each in found if each.object.startswith(MANIFESTS)}):
-        sequence = parse_manifest_key(key)
-        if sequence is None or sequence != manifest.sequence:
-            why = "only the newest manifest counts and is undamaged; older manifests are deleted by garbage collection"
-            yield Untouched(name=name, object=key, why=why)
-
-
-def _of_views(name: RemotePartitionName, found: Sequence[Found]) -> Iterator[Untouched]:
-    for key in sorted({each.object for each in found if each.object.startswith(VIEWS)}):
-        yield Untouched(name=name, object=key, why="a view is derived from its log: drop it and build it again")
-
-
-def _damaged_pages(
-    store: ObjectStore, name: RemotePartitionName, manifest: Manifest
-) -> Iterator[tuple[PageEntry, tuple[tuple[SegmentEntry, ...], str] | None]]:
-    """Yield unreadable pages (with None), and pages whose summary is wrong with their entries and source."""
-    pages = Pages(store, name.prefix)
-    for page in manifest.pages:
-        try:
-            entries = pages.entries(page)
-        except (Corrupt, NotFound):
-            yield page, None
-            continue
-        if summary_contradiction(page, entries) is not None:
-            yield page, (tuple(entries), "page itself")
-
-
-def _entries(
-    store: ObjectStore, name: RemotePartitionName, manifest: Manifest, repaired: Sequence[PageRepair], ulids: set[str]
-) -> list[SegmentEntry]:
-    """Return the log's entries with these ULIDs, by offset, including entries of pages under repair."""
-    pages, entries = Pages(store, name.prefix), list(manifest.segments)
-    anew = {each.page: each.entries for each in repaired}
-    for page in manifest.pages:
-        try:
-            entries += anew[page] if page in anew else pages.entries(page)
-        except (Corrupt, NotFound):
-            continue
-    return sorted((entry for entry in entries if entry.ulid in ulids), key=lambda entry: entry.base_offset)
 
 
 # --- doing -----------------------------------------------------------------------------------------------------------
@@ -296,7 +259,7 @@ def run_repair(
     *,
     now_ms: Clock,
     keys: KeyRing = NO_KEYS,
-    copies: Copies | None = None,
+    copies: LocalCopies | None = None,
     progress: Callable[[int], None] = lambda done_bytes: None,
     settings: SettingsOf = own_settings,
 ) -> Repaired:
@@ -330,7 +293,7 @@ class RepairJob(LocalJob[RepairUnit, None, SegmentRepair | PageRepair]):
     plan: RepairPlan
     now_ms: Clock
     keys: KeyRing = NO_KEYS
-    copies: Copies | None = None
+    copies: LocalCopies | None = None
     settings: SettingsOf = own_settings
 
     def __post_init__(self) -> None:
@@ -372,7 +335,9 @@ class RepairJob(LocalJob[RepairUnit, None, SegmentRepair | PageRepair]):
             now_ms=now_ms,
             object_encoding=encoding_of_entry(old, settings).object_encoding(self.keys),
         )
-        sharing = _sharing(log, manifest, old)
+        keys = {old.data_key, old.indexes_key}  # damaged entries may name them too
+        entries = log.ask(manifest, lambda index: list(index.entries_with_dead(0, manifest.entries_end_offset)))
+        sharing = [each for each in entries if each != old and keys & {each.data_key, each.indexes_key}]
         touches = (min(each.base_offset for each in (old, *sharing)), max(each.next_offset for each in (old, *sharing)))
         log.commit(put_in_place(old, entry, spares=sharing), now_ms, touches=touches)
 
@@ -390,13 +355,6 @@ class RepairJob(LocalJob[RepairUnit, None, SegmentRepair | PageRepair]):
             return from_bucket(self.store, repair.name.prefix, entry, self.keys, is_last=is_last)
         good = from_bucket(self.store, repair.relative.prefix, repair.other, self.keys, is_last=is_last)
         return replace(good, cleaned_through=entry.cleaned_through)
-
-
-def _sharing(log: MetadataLog, manifest: Manifest, old: SegmentEntry) -> list[SegmentEntry]:
-    """Return other entries of the log that name an object of `old`, as damaged entries may."""
-    keys = {old.data_key, old.indexes_key}
-    entries = log.ask(manifest, lambda index: list(index.entries_with_dead(0, manifest.entries_end_offset)))
-    return [entry for entry in entries if entry != old and keys & {entry.data_key, entry.indexes_key}]
 
 
 def put_in_place(old: SegmentEntry, new: SegmentEntry, *, spares: Sequence[SegmentEntry] = ()) -> Change:

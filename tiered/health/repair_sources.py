@@ -28,7 +28,7 @@ from itertools import pairwise
 
 from local.errors import AccessDenied, Corrupt, LogError, NotFound
 from local.format.columns import BatchTable
-from local.format.crc32c import crc32c
+from local.format.crc32c import crc32c_of
 from local.index.index_files import IndexRows
 from local.log import Log
 from local.records.batch_runs import BatchRuns
@@ -46,8 +46,7 @@ from remote.keys import (
     own_part,
     parse_data_key,
     parse_page_key,
-    parse_partition,
-    parse_topic_directory,
+    parse_prefix,
 )
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
@@ -69,7 +68,6 @@ INTERVAL_BYTES = 4096
 MANIFESTS_MAX = 512  # older manifests searched for a page's entries
 
 Read = Callable[[int, int], Body]
-_READ_BYTES = 8 << 20
 _log = logging.getLogger(__name__)
 IsWhole = Callable[[RemotePartitionName, SegmentEntry], bool]
 
@@ -164,10 +162,8 @@ def _raw(store: ObjectStore, prefix: str, entry: SegmentEntry) -> _Bytes:
     key = full_key(prefix, entry.data_key)
     if entry.codec != "none" or entry.key_id is not None:
         raise Corrupt("cannot repair a segment, its chunks cannot be separated without its indexes", object=key)
-    checksum = 0
     try:
-        for at in range(0, entry.size_bytes, RANGE_BYTES):
-            checksum = crc32c(store.get_range(key, at, min(RANGE_BYTES, entry.size_bytes - at)), checksum)
+        checksum = crc32c_of(partial(store.get_range, key), entry.size_bytes, RANGE_BYTES)
     except NotFound as error:
         raise Corrupt("cannot repair a segment, its object does not exist", object=key) from error
     if checksum != entry.data_crc32c:
@@ -397,11 +393,7 @@ def has_same_bytes(log: Log, entry: SegmentEntry) -> bool:
         infos = [info for info in log.segments()[:-1] if info.base_offset == entry.base_offset]
         if not infos or infos[0].next_offset != entry.next_offset or infos[0].size_bytes != entry.size_bytes:
             return False
-        segment = log.segment(entry.base_offset)
-        checksum = 0
-        for at in range(0, entry.size_bytes, _READ_BYTES):
-            checksum = crc32c(segment.read(at, min(_READ_BYTES, entry.size_bytes - at)), checksum)
-        return checksum == entry.content_crc32c
+        return crc32c_of(log.segment(entry.base_offset).read, entry.size_bytes) == entry.content_crc32c
     except LogError:
         return False
 
@@ -411,7 +403,7 @@ class Relatives:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._forks: dict[str, tuple[RemotePartitionName, ...]] = {}
+        self._forks: dict[str, list[str]] = {}
         self._entries: dict[RemotePartitionName, tuple[SegmentEntry, ...]] = {}
 
     def naming(self, name: RemotePartitionName, entry: SegmentEntry) -> Iterator[tuple[RemotePartitionName, str]]:
@@ -452,15 +444,11 @@ class Relatives:
 
     def _of(self, name: RemotePartitionName, entry: SegmentEntry) -> Iterable[RemotePartitionName]:
         homes = {home_of(key) for key in self._objects(name, entry)}
-        found = [_named(home) for home in sorted(homes)]
-        found += [fork for home in sorted(homes) for fork in self._forks_of(home)]
-        return [each for each in dict.fromkeys(found) if each is not None and each != name]
-
-    def _forks_of(self, home: str) -> tuple[RemotePartitionName, ...]:
-        if home not in self._forks:
-            prefixes = sorted(forks_of(list_pins(self._store, home)))
-            self._forks[home] = tuple(name for each in prefixes if (name := _named(each)) is not None)
-        return self._forks[home]
+        for home in homes - self._forks.keys():
+            self._forks[home] = sorted(forks_of(list_pins(self._store, home)))
+        prefixes = [*sorted(homes), *(fork for home in sorted(homes) for fork in self._forks[home])]
+        found = [RemotePartitionName(*parts) for each in prefixes if (parts := parse_prefix(each)) is not None]
+        return [each for each in dict.fromkeys(found) if each != name]
 
     def _objects(self, name: RemotePartitionName, entry: SegmentEntry) -> set[str]:
         return {key_in_other_topic(name.prefix, key) for key in (entry.data_key, entry.indexes_key)}
@@ -468,9 +456,3 @@ class Relatives:
 
 def _is_same(one: SegmentEntry, other: SegmentEntry) -> bool:
     return (one.offsets, one.size_bytes, one.content_crc32c) == (other.offsets, other.size_bytes, other.content_crc32c)
-
-
-def _named(prefix: str) -> RemotePartitionName | None:
-    directory, _, number = prefix.rstrip("/").partition("/")
-    topic, partition = parse_topic_directory(directory), parse_partition(number)
-    return RemotePartitionName(*topic, partition) if topic is not None and partition is not None else None

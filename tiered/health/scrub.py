@@ -19,17 +19,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
-import numpy as np
 
 from local import kernels
 from local.errors import Corrupt, LogError, Unavailable
-from local.format.batch_header import CONTROL, TRANSACTIONAL
 from local.format.columns import BatchTable, joined_tables
 from local.format.crc32c import crc32c
 from local.index import txn_index
 from local.log.checkpoints import parse_entries
 from local.log.producer_state import decode_snapshot
-from local.records.batch import read_marker
 from local.records.batch_runs import BatchRuns, Run
 from local.verify.findings import DAMAGED, Finding, Severity, corrupt, damaged, warning
 from local.verify.index_checks import check_offset_index, check_time_index
@@ -43,10 +40,11 @@ from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.segments.index_bundle import IndexBundle
 from remote.store import ObjectStore
+from tiered.config.config import KEY_ID
 from tiered.health.scrub_report import Found, PartitionScrub, ScrubReport, ScrubState, SegmentResult
 from tiered.jobs.job_bucket import Bucket, OpenBucket
 from tiered.jobs.runner import TASK_BYTES, Executor, Here, packed
-from tiered.stores.object_encoding import KEY_ID, SettingsOf, own_settings
+from tiered.stores.object_encoding import SettingsOf, own_settings
 
 _NO_MANIFEST = warning(
     "manifest.absent",
@@ -186,7 +184,7 @@ def read_segments(
         for result in (result for _, results in finished for result in results):
             done[result.name] = result
             if state is not None:
-                state.note(result)
+                state.append(result)
             progress(result.read_bytes)
     return [done[job.identity] for job in plan.jobs] if all(job.identity in done for job in plan.jobs) else None
 
@@ -291,9 +289,7 @@ class _Seen:
     records: int = 0
     timestamps: list[int] = field(default_factory=list)
     tables: list[BatchTable] = field(default_factory=list)
-    open_producers: set[int] = field(default_factory=set)  # with data of a transaction without a marker so far
-    aborted: set[tuple[int, int]] = field(default_factory=set)  # (producer, marker's offset) with data in this segment
-    ends: set[tuple[int, int]] = field(default_factory=set)  # as `aborted`, for all markers that may abort
+    transactions: txn_index.TransactionScan = field(default_factory=txn_index.TransactionScan)
 
 
 def check_contents(path: str, entry: SegmentEntry, bundle: IndexBundle, read: ReadRange) -> Iterator[Finding]:
@@ -312,7 +308,7 @@ def check_contents(path: str, entry: SegmentEntry, bundle: IndexBundle, read: Re
         else:
             seen.tables.append(run.table.moved(run.position))
             yield from _of_run(path, entry, run, seen)
-            _take_transactions(run, seen)
+            seen.transactions.take(run.data, run.table)
     if walk.problem is not None:
         what = f"{walk.problem}: bytes={entry.size_bytes - walk.position}"
         yield DAMAGED.found(path, what=what, at=walk.position, offsets=entry.offsets)
@@ -340,29 +336,15 @@ def _of_run(path: str, entry: SegmentEntry, run: Run, seen: _Seen) -> Iterator[F
         yield damaged(error, path)
 
 
-def _take_transactions(run: Run, seen: _Seen) -> None:
-    flags = run.table.attributes
-    for at in np.flatnonzero((flags & (TRANSACTIONAL | CONTROL)) != 0).tolist():
-        producer = int(run.table.producer_ids[at])
-        if not flags[at] & CONTROL:
-            seen.open_producers.add(producer)
-            continue
-        marker = read_marker(run.data, int(run.table.positions[at]))
-        where = producer, int(run.table.last_offsets[at])
-        if marker is None or not marker.is_commit:
-            seen.ends.add(where)
-        if marker is not None and not marker.is_commit and producer in seen.open_producers:
-            seen.aborted.add(where)
-        seen.open_producers.discard(producer)
-
-
 def _of_transactions(path: str, entry: SegmentEntry, bundle: IndexBundle, seen: _Seen) -> Iterator[Finding]:
     if entry.cleaned_through is not None or entry.made_by is not None:
         return  # a cleaner pass removes markers and entries by rules of its own
     known = {(each.producer_id, each.last_offset) for each in txn_index.entries(bundle.txn, path=path)}
-    for producer, offset in sorted(seen.aborted - known):
+    aborts = seen.transactions.found().aborts
+    with_records = {marker for marker, abort in aborts.items() if abort.first_record is not None}
+    for producer, offset in sorted(with_records - known):
         yield _LACKS_ABORTED.found(path, offsets=entry.offsets, producer_id=producer, marker_at=offset)
-    for producer, offset in sorted(known - seen.ends):
+    for producer, offset in sorted(known - aborts.keys()):
         yield _NOT_ABORTED.found(path, offsets=entry.offsets, producer_id=producer, marker_at=offset)
 
 

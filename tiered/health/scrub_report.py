@@ -144,6 +144,3 @@ class ScrubState(StateFile[_Scrub, SegmentResult]):
 
     def results(self, names: Iterable[str]) -> dict[str, SegmentResult]:
         return {name: self._done[name] for name in names if name in self._done}
-
-    def note(self, result: SegmentResult) -> None:
-        self.append(result)

@@ -67,8 +67,8 @@ from tiered.config.clock_guard import counted_ms
 from tiered.config.config import log_settings, resolve_rules
 from tiered.jobs.bucket_copying import EPOCHS_APART
 from tiered.migrate.broker import (
-    INTERNAL,
     ClosedSegment,
+    adopted_partitions,
     copy_batches,
     log_sizes,
     log_start_facts,
@@ -237,10 +237,10 @@ class Adopter:
         self._on_copied = on_copied
         self._is_single_writer = is_single_writer
         self._store, self._storage, self._root, self._work = store, storage, root, work
-        self._properties, self._topics, self._keys = properties, frozenset(topics), keys
+        self._properties, self._topics, self._keys = properties, topics, keys
         self._effective_of = effective
         self._is_checked = False
-        self._retention = retention or self._known_retention
+        self._retention = retention
         self._is_deletion: dict[tuple[TopicPartition, int], bool] = {}  # by log start: does DeleteRecords explain it
         self._logs: dict[tuple[TopicPartition, str], MetadataLog] = {}
         self._writer = signed_for(f"{ADOPT}{socket.gethostname()} {os.getpid()}", storage, root)
@@ -272,7 +272,7 @@ class Adopter:
         starts = checkpoints.read_offsets(self._storage, join(self._root, names.LOG_START_OFFSETS))
         return [
             _Work(each, join(self._root, each.directory), watermarks.get(each, 0), starts.get(each, 0))
-            for each in self._partitions()
+            for each in adopted_partitions(self._storage, self._root, self._topics)
         ]
 
     def _stopped(self, work: _Work, problem: LogError) -> AdoptedPartition:
@@ -321,20 +321,13 @@ class Adopter:
     ) -> tuple[list[ClosedSegment], bool]:
         """Return (the segments that a pass copies, whether the pass cleans them first)."""
         due = [each for each in closed if each.next_offset <= upto]
-        cleans = log_settings(self._effective(topic)).is_compacted and not _is_never_settled(due, reached)
+        is_settled = not due or due[0].base_offset < reached or any(each.is_settled for each in due)
+        is_in_doubt = not is_settled and sum(each.size_bytes for each in due) >= IN_DOUBT_BYTES
+        cleans = log_settings(self._effective(topic)).is_compacted and not is_in_doubt
         return (_settled(due, WORK_BYTES) if cleans else due), cleans
 
     def _effective(self, topic: str) -> dict[str, str]:
         return (self._effective_of or self._properties)(topic)
-
-    def _partitions(self) -> list[TopicPartition]:
-        found = (names.parse_partition_directory(name) for name in self._storage.list(self._root))
-        wanted = (p for p in found if p is not None and not p.topic.startswith(INTERNAL))
-        return sorted(p for p in wanted if not self._topics or p.topic in self._topics)
-
-    def _known_retention(self, partition: TopicPartition) -> BrokerRetention:
-        rules = resolve_rules(self._properties(partition.topic))
-        return BrokerRetention(retention_ms=rules.retention_ms, retention_bytes=rules.retention_bytes)
 
     def _mirrored_start(
         self, partition: TopicPartition, log: MetadataLog, start: int, epochs: LeaderEpochs, now_ms: int
@@ -347,7 +340,12 @@ class Adopter:
             facts = log_start_facts(self._storage, directory, log_sizes(self._storage, directory), start, epochs)
             if facts is None:
                 return manifest
-            self._is_deletion[partition, start] = is_deletion(facts, self._retention(partition), now_ms)
+            if self._retention is not None:
+                retention = self._retention(partition)
+            else:
+                rules = resolve_rules(self._properties(partition.topic))
+                retention = BrokerRetention(retention_ms=rules.retention_ms, retention_bytes=rules.retention_bytes)
+            self._is_deletion[partition, start] = is_deletion(facts, retention, now_ms)
         if not self._is_deletion[partition, start]:
             return manifest
         return log.commit(expire_segments([], now_ms=now_ms, log_start_offset=start), now_ms)
@@ -356,7 +354,9 @@ class Adopter:
         partition, directory, topic_id = work.partition, work.directory, self._topic_id(work)
         epochs = LeaderEpochs(tuple(checkpoints.read_epochs(self._storage, join(directory, names.LEADER_EPOCHS))))
         log = self._owned(partition, topic_id, epochs, now_ms)
-        manifest = self._with_settings(log, partition, now_ms)
+        manifest, properties = log.refresh(), self._properties(partition.topic)
+        if manifest.properties != properties:
+            manifest = log.commit(set_properties(properties), now_ms)
         _check_lineage(partition, manifest, epochs)
         manifest = self._mirrored_start(partition, log, work.log_start, epochs, now_ms)
         sizes = log_sizes(self._storage, directory)
@@ -402,10 +402,6 @@ class Adopter:
         )
         self._logs[partition, topic_id] = log
         return log
-
-    def _with_settings(self, log: MetadataLog, partition: TopicPartition, now_ms: int) -> Manifest:
-        manifest, properties = log.refresh(), self._properties(partition.topic)
-        return manifest if manifest.properties == properties else log.commit(set_properties(properties), now_ms)
 
     def _uploaded(self, log: MetadataLog, segment: SegmentToCopy, now_ms: int) -> SegmentEntry:
         manifest, done = log.refresh(), 0
@@ -479,12 +475,6 @@ def _settled(due: Sequence[ClosedSegment], size_bytes: int) -> list[ClosedSegmen
     ends = [(at + 1, size) for at, size in enumerate(sizes) if due[at].is_settled]
     fitting = [count for count, size in ends if size <= size_bytes] or [count for count, _ in ends[:1]]
     return list(due[: max(fitting, default=0)])
-
-
-def _is_never_settled(due: Sequence[ClosedSegment], reached: int) -> bool:
-    """Whether a partition is copied uncleaned: `IN_DOUBT_BYTES` are due, and no segment is settled."""
-    is_much = sum(each.size_bytes for each in due) >= IN_DOUBT_BYTES
-    return is_much and due[0].base_offset >= reached and not any(each.is_settled for each in due)
 
 
 def _covering(due: Sequence[ClosedSegment], epochs: LeaderEpochs) -> LeaderEpochs:

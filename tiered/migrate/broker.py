@@ -34,16 +34,7 @@ from local.index.index_files import slices_of
 from local.log import checkpoints
 from local.log.leader_epochs import LeaderEpochs
 from local.log.producer_state import ProducerEntry, decode_snapshot
-from local.names import (
-    LOG,
-    OFFSET_INDEX,
-    PRODUCER_SNAPSHOT,
-    TIME_INDEX,
-    TXN_INDEX,
-    TopicPartition,
-    parse_segment_file,
-    segment_file,
-)
+from local.names import TopicPartition, parse_segment_file, segment_file
 from local.records.batch_runs import BatchRuns
 from local.storage import Storage, StorageFile, join
 from policies.tier_relation import BrokerRetention, LogStartFacts
@@ -101,7 +92,7 @@ class BrokerTopics:
             files = self._storage.list_files(self._directory)
         except NotFound:
             return False
-        bases = sorted(found[0] for name in files if (found := parse_segment_file(name)) and found[1] == LOG)
+        bases = sorted(found[0] for name in files if (found := parse_segment_file(name)) and found[1] == names.LOG)
         snapshots = sorted((int(match[1]), name) for name in files if (match := _CHECKPOINT.fullmatch(name)))
         if snapshots and (not bases or self._read_upto + 1 < bases[0] or self._read_upto < 0):
             # Records below the log are in the newest checkpoint, which covers everything below its offset.
@@ -112,7 +103,7 @@ class BrokerTopics:
             is_read = at + 1 < len(bases) and bases[at + 1] <= self._read_upto + 1
             if not is_read:
                 start = self._where[1] if self._where[0] == base else 0
-                self._where = base, self._take(f"{base:020d}{LOG}", start, is_snapshot=False)
+                self._where = base, self._take(f"{base:020d}{names.LOG}", start, is_snapshot=False)
         return True
 
     def _take(self, name: str, start: int, *, is_snapshot: bool) -> int:
@@ -239,20 +230,25 @@ def open_closed(storage: Storage, directory: str, topic_id: str, reached: int) -
 
 
 def _open(storage: Storage, stack: ExitStack, directory: str, base: int, following: int, size: int) -> ClosedSegment:
-    file = storage.open_reader(join(directory, segment_file(base, LOG)))
+    file = storage.open_reader(join(directory, segment_file(base, names.LOG)))
     stack.callback(file.close)
     others = {}
-    named = {OFFSET_INDEX: base, TIME_INDEX: base, TXN_INDEX: base, PRODUCER_SNAPSHOT: following}
+    named = {
+        names.OFFSET_INDEX: base,
+        names.TIME_INDEX: base,
+        names.TXN_INDEX: base,
+        names.PRODUCER_SNAPSHOT: following,
+    }
     for suffix, offset in named.items():
         try:
             others[suffix] = storage.read(join(directory, segment_file(offset, suffix)))
         except NotFound:
             others[suffix] = b""
-    producers = _decoded_producers(others[PRODUCER_SNAPSHOT])
+    producers = _decoded_producers(others[names.PRODUCER_SNAPSHOT])
     if producers is None:
-        others[PRODUCER_SNAPSHOT] = b""
+        others[names.PRODUCER_SNAPSHOT] = b""
     is_settled = producers is not None and all(each.transaction_first_offset < 0 for each in producers)
-    modified_ms = storage.modified_ms(join(directory, segment_file(base, LOG)))
+    modified_ms = storage.modified_ms(join(directory, segment_file(base, names.LOG)))
     return ClosedSegment(base, following, size, file, others, is_settled, modified_ms)
 
 
@@ -272,8 +268,8 @@ def log_sizes(storage: Storage, directory: str, upto: Sequence[int] = ()) -> dic
     """Size in bytes of the ``.log`` files by base offset, without the files at or above `upto`."""
     found = {}
     for name, facts in storage.list_files(directory).items():
-        parsed = names.parse_segment_file(name)
-        if parsed is not None and parsed[1] == LOG and not any(parsed[0] >= each for each in upto):
+        parsed = parse_segment_file(name)
+        if parsed is not None and parsed[1] == names.LOG and not any(parsed[0] >= each for each in upto):
             found[parsed[0]] = facts.size_bytes
     return found
 
@@ -283,10 +279,10 @@ def stable_offset(storage: Storage, directory: str) -> int:
     offsets = [
         parsed[0]
         for name in storage.list_files(directory)
-        if (parsed := names.parse_segment_file(name)) is not None and parsed[1] == PRODUCER_SNAPSHOT
+        if (parsed := parse_segment_file(name)) is not None and parsed[1] == names.PRODUCER_SNAPSHOT
     ]
     for offset in sorted(offsets, reverse=True):
-        producers = _decoded_producers(storage.read(join(directory, segment_file(offset, PRODUCER_SNAPSHOT))))
+        producers = _decoded_producers(storage.read(join(directory, segment_file(offset, names.PRODUCER_SNAPSHOT))))
         if producers is not None:
             open_from = (each.transaction_first_offset for each in producers if each.transaction_first_offset >= 0)
             return min([offset, *open_from])
@@ -309,7 +305,7 @@ def log_start_facts(
         return None
     base = max(bases)
     newest, reached = None, base
-    file = storage.open_reader(join(directory, segment_file(base, LOG)))
+    file = storage.open_reader(join(directory, segment_file(base, names.LOG)))
     try:
         for _, _, table in slices_of(file.read):
             below = table.max_timestamps[table.last_offsets < start]
@@ -346,11 +342,16 @@ def check_log_directory(storage: Storage, root: str, topics: Sequence[str] = ())
             raise NotFound(wrong, topic=topic, directory=root, **facts)
 
 
-def adopted_topics(storage: Storage, root: str, topics: Sequence[str] = ()) -> list[str]:
-    """The topics of a log directory that a sidecar copies: the named ones, or all but internal ones."""
+def adopted_partitions(storage: Storage, root: str, topics: Sequence[str] = ()) -> list[TopicPartition]:
+    """The partitions of a log directory that a sidecar copies: of the named topics, or of all but internal ones."""
     found = (names.parse_partition_directory(name) for name in storage.list(root))
-    there = {each.topic for each in found if each is not None and not each.topic.startswith(INTERNAL)}
-    return sorted(there & set(topics) if topics else there)
+    there = (each for each in found if each is not None and not each.topic.startswith(INTERNAL))
+    return sorted(each for each in there if not topics or each.topic in topics)
+
+
+def adopted_topics(storage: Storage, root: str, topics: Sequence[str] = ()) -> list[str]:
+    """The topics of these partitions."""
+    return sorted({each.topic for each in adopted_partitions(storage, root, topics)})
 
 
 class AdoptSettings:

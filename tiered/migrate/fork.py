@@ -7,7 +7,8 @@ before the first segment that reaches above it. A second run adds missing partit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from local.errors import Conflict, Fenced, InvalidRequest
@@ -100,7 +101,9 @@ def plan_fork(
     parts = []
     for name in names:
         fork = RemotePartitionName(topic, topic_id, name.partition)
-        manifest, entries = _entries(store, name, upto_offset)
+        log = MetadataLog(store, name.prefix)
+        manifest = log.refresh(exact=True)
+        entries = _entries(log, manifest, upto_offset)
         parts.append(PartitionFork(source=name, fork=fork, manifest=manifest, entries=entries, is_there=fork in living))
     forkers = {
         name: manifest for name, manifest in manifests.items() if manifest.writer_id in (_REMOVER, _writer(names[0]))
@@ -146,23 +149,30 @@ def _forked(store: ObjectStore, plan: ForkPlan, each: PartitionFork, now_ms: Cal
     pin, manifest = pin_newest(
         store, prefix, source, now_ms=began, expires_ms=began + PIN_MS, holder="fork", fork=each.fork.prefix
     )
-    manifest, entries = _forked_entries(source, manifest, plan.upto_offset)
+    entries = _entries(source, manifest, plan.upto_offset)
     announced = [(prefix, pin), *_pinned_other_homes(store, each, entries, pin, now_ms=began)]
     log = _begun(store, each, manifest, now_ms())
     if not log.refresh().has_entries:  # otherwise an earlier run wrote entries; they are checked below
         if manifest.log_start_offset:  # before the entries: records deleted below it in the first segment stay deleted
             log.commit(expire_segments([], now_ms=now_ms(), log_start_offset=manifest.log_start_offset), now_ms())
         log.commit(add_segments([_renamed(entry, prefix) for entry in entries]), now_ms())
-    if not (_is_in_time(store, log, source, each, announced, now_ms) and _end_pins(store, announced, now_ms)):
+    is_in_time = _is_in_time(store, log, source, each, announced, now_ms)
+    # The pin of the source ends last: it marks the check as finished.
+    if not is_in_time or any(end_pin(store, home, pin, now_ms=now_ms()) is None for home, pin in reversed(announced)):
         if _is_whole(store, each):  # another run was in time, so the fork stays
             return replace(each, is_there=True)
-        _mark_removed(log, manifest, now_ms())
+        with _not_taken_over(manifest):
+            log.commit(delete_partition(now_ms=now_ms()), now_ms())
         for part in plan.partitions:
             _remove(store, part.fork, now_ms)
         wrong = "cannot fork the partition, objects may have been deleted before the fork was complete"
         raise Conflict(f"{wrong}: run the command again", source=manifest.topic)
-    _check_still_ours(log, manifest)
-    return replace(each, manifest=manifest, entries=tuple(entries), is_there=True)
+    # A run that takes over after this check sees the ended pin and removes nothing (`_is_whole`). A run that took over
+    # before may not have seen it.
+    with _not_taken_over(manifest):
+        log.refresh(exact=True)
+        log.check_not_fenced()
+    return replace(each, manifest=manifest, entries=entries, is_there=True)
 
 
 def _begun(store: ObjectStore, each: PartitionFork, manifest: Manifest, now_ms: int) -> MetadataLog:
@@ -217,19 +227,6 @@ def _is_in_time(
     return has_all and all(pin.expires_ms > now_ms() + PIN_MS // 24 for _, pin in announced)
 
 
-def _end_pins(store: ObjectStore, announced: Sequence[tuple[str, Pin]], now_ms: Callable[[], int]) -> bool:
-    """End the pins, the source's last, which marks the check as finished; False if a pin is missing."""
-    return all(end_pin(store, home, pin, now_ms=now_ms()) is not None for home, pin in reversed(announced))
-
-
-def _mark_removed(log: MetadataLog, manifest: Manifest, now_ms: int) -> None:
-    """Mark the fork as deleted. Raises Conflict if another run, perhaps already successful, has taken it over."""
-    try:
-        log.commit(delete_partition(now_ms=now_ms), now_ms)
-    except Fenced as error:
-        raise _forked_by_another(manifest) from error
-
-
 def _remove(store: ObjectStore, name: RemotePartitionName, now_ms: Callable[[], int]) -> None:
     """Delete a partition of an unreported fork without a grace period. A next run can finish the removal."""
     if _manifest(store, name) is None:
@@ -239,23 +236,14 @@ def _remove(store: ObjectStore, name: RemotePartitionName, now_ms: Callable[[], 
         pass
 
 
-def _check_still_ours(log: MetadataLog, manifest: Manifest) -> None:
-    """Check that this run is still the fork's writer, after its pins have ended.
-
-    1. A run that takes over after this check sees the ended pin and removes nothing (`_is_whole`).
-    2. A run that took over before may not have seen it. Raises Conflict then.
-    """
+@contextmanager
+def _not_taken_over(manifest: Manifest) -> Iterator[None]:
+    """Raise Conflict if the block finds that another run, perhaps already successful, has taken the fork over."""
     try:
-        log.refresh(exact=True)
-        log.check_not_fenced()
+        yield
     except Fenced as error:
-        raise _forked_by_another(manifest) from error
-
-
-def _forked_by_another(manifest: Manifest) -> Conflict:
-    return Conflict(
-        "cannot fork the partition, another run is forking it: run the command again", source=manifest.topic
-    )
+        wrong = "cannot fork the partition, another run is forking it: run the command again"
+        raise Conflict(wrong, source=manifest.topic) from error
 
 
 def _is_whole(store: ObjectStore, each: PartitionFork) -> bool:
@@ -267,23 +255,15 @@ def _is_whole(store: ObjectStore, each: PartitionFork) -> bool:
     return any(pin.fork == each.fork.prefix and pin.expires_ms == 0 for pin in pins)
 
 
-def _entries(
-    store: ObjectStore, name: RemotePartitionName, upto: int | None
-) -> tuple[Manifest, tuple[SegmentEntry, ...]]:
-    log = MetadataLog(store, name.prefix)
-    return _forked_entries(log, log.refresh(exact=True), upto)
-
-
-def _forked_entries(
-    log: MetadataLog, manifest: Manifest, upto: int | None
-) -> tuple[Manifest, tuple[SegmentEntry, ...]]:
+def _entries(log: MetadataLog, manifest: Manifest, upto: int | None) -> tuple[SegmentEntry, ...]:
+    """The entries of the fork: without `upto` all, else those that end at or below it."""
     readable = readable_entries(log, manifest, "fork")
     selected = [entry for entry in readable if upto is None or entry.next_offset <= upto]
     end = selected[-1].next_offset if selected else manifest.log_start_offset
     reach = cleaned_reach([entry for entry in readable if upto is None or entry.base_offset < upto])
     if reach > (manifest.next_offset if upto is None else end):
         raise missing_keys("fork", manifest, ends_at=end, exact_from=reach)
-    return manifest, tuple(selected)
+    return tuple(selected)
 
 
 def _renamed(entry: SegmentEntry, prefix: str) -> SegmentEntry:

@@ -30,7 +30,7 @@ import numpy as np
 
 from local.errors import Conflict, Corrupt, InvalidRequest, LogError
 from local.format.columns import BatchTable
-from local.format.crc32c import crc32c
+from local.format.crc32c import crc32c_of
 from local.index import txn_index
 from local.index.index_files import IndexRows, slices_of
 from local.log.checkpoints import encode_epochs
@@ -79,10 +79,7 @@ class PartlyImported:
 
     def check(self, read: Callable[[int, int], bytes]) -> None:
         """Check that the segment still begins with the imported bytes. Raises Conflict if it does not."""
-        found = 0
-        for at in range(0, self.skipped_bytes, PIECE_BYTES):
-            found = crc32c(read(at, min(PIECE_BYTES, self.skipped_bytes - at)), found)
-        if found != self.skipped_crc32c:
+        if crc32c_of(read, self.skipped_bytes) != self.skipped_crc32c:
             raise _other(self.entry)
 
 

@@ -93,6 +93,17 @@ class PartitionRestore:
         return next(iter((*self.entries[-1:], *self.remote_only_entries[-1:])), None)
 
     @property
+    def whole_upto(self) -> int:
+        """The offset below which the files equal the bucket's segments: all of `entries`, without one that was cut."""
+        is_cut = self.entries and self.entries[-1].next_offset > self.next_offset
+        return self.entries[-1].base_offset if is_cut else self.next_offset
+
+    @property
+    def clean_upto(self) -> int:
+        """The offset below which every entry on the disk is clean; 0 if one was never cleaned."""
+        return min([*(entry.cleaned_through or 0 for entry in self.entries), self.next_offset])
+
+    @property
     def remote_bytes(self) -> int:
         return sum(entry.size_bytes for entry in self.remote_only_entries)
 
@@ -167,7 +178,11 @@ def plan_restore(
             broken.append(SkippedPartition(name=name, error=error))
             continue
         topics.setdefault((name.topic, name.topic_id), []).append(planned)
-    broken += _missing(store, missing, living)
+    ids = {name.topic_id for name in living}
+    for name in (name for name in missing if name.topic_id in ids):
+        attempt = "cannot restore the topic, the bucket has no manifest of this partition: its records may be lost"
+        absent = NotFound(attempt, topic=name.topic, partition=name.partition, store=store.url)
+        broken.append(SkippedPartition(name=name, error=absent))
     for each in broken:
         topics.pop((each.name.topic, each.name.topic_id), None)
     if broken and (skipped is None or not topics):
@@ -184,25 +199,12 @@ def plan_restore(
         TopicRestore(
             topic=topic,
             topic_id=topic_id,
-            properties=_properties(found[0].manifest, wish),
+            # Not tiered without a takeover: the topic would fence the writer of this bucket.
+            properties={**found[0].manifest.properties, ENABLE: "true" if wish.takes_over else "false"},
             wish=wish,
             partitions=tuple(found),
         )
         for (topic, topic_id), found in topics.items()
-    ]
-
-
-def _missing(
-    store: ObjectStore, missing: Sequence[RemotePartitionName], living: Sequence[RemotePartitionName]
-) -> list[SkippedPartition]:
-    ids = {name.topic_id for name in living}
-    attempt = "cannot restore the topic, the bucket has no manifest of this partition: its records may be lost"
-    return [
-        SkippedPartition(
-            name=name, error=NotFound(attempt, topic=name.topic, partition=name.partition, store=store.url)
-        )
-        for name in missing
-        if name.topic_id in ids
     ]
 
 
@@ -231,7 +233,13 @@ def plan_partition(
     reach = cleaned_reach(entries)
     if reach > end and not wish.accepts_missing_keys:
         raise missing_keys("restore", manifest, "; accept that, or choose a later end", cut=end, exact_from=reach)
-    on_disk = _on_disk(entries, wish, manifest, now_ms)
+    match wish.kept:
+        case LocalSegments.ALL:
+            on_disk = entries
+        case LocalSegments.NONE:
+            on_disk = []
+        case LocalSegments.RECENT:
+            on_disk = _recent(entries, resolve_rules({**DEFAULTS, **manifest.properties}).local_limits, now_ms)
     return PartitionRestore(
         name=name,
         manifest=manifest,
@@ -277,16 +285,6 @@ def _end(store: ObjectStore, name: RemotePartitionName, manifest: Manifest, wish
     return last if end is None else max(manifest.log_start_offset, min(end, last))
 
 
-def _on_disk(entries: Sequence[SegmentEntry], wish: RestoreWish, manifest: Manifest, now_ms: int) -> list[SegmentEntry]:
-    match wish.kept:
-        case LocalSegments.ALL:
-            return list(entries)
-        case LocalSegments.NONE:
-            return []
-        case LocalSegments.RECENT:
-            return _recent(entries, resolve_rules({**DEFAULTS, **manifest.properties}).local_limits, now_ms)
-
-
 def _recent(entries: Sequence[SegmentEntry], limits: Limits, now_ms: int) -> list[SegmentEntry]:
     recent: list[SegmentEntry] = []
     size = 0
@@ -298,8 +296,3 @@ def _recent(entries: Sequence[SegmentEntry], limits: Limits, now_ms: int) -> lis
         recent.append(entry)
         size += entry.size_bytes
     return recent[::-1]
-
-
-def _properties(manifest: Manifest, wish: RestoreWish) -> dict[str, str]:
-    """The topic's settings; without a takeover not tiered: the topic would fence the writer of this bucket."""
-    return {**manifest.properties, ENABLE: "true" if wish.takes_over else "false"}

@@ -49,6 +49,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
@@ -57,26 +58,12 @@ import numpy as np
 from local import kernels, names
 from local.errors import Conflict, Corrupt, InvalidRequest, LogError, NotFound
 from local.format.batch_header import HEADER_BYTES, read_header
-from local.format.crc32c import crc32c
+from local.format.crc32c import crc32c, crc32c_of
 from local.index.index_files import slices_of
 from local.log import checkpoints
 from local.logdirs.log_dir import LogDirectory
 from local.logdirs.log_moves import remove_tree
-from local.names import (
-    CLEANED,
-    DELETED,
-    LOG,
-    OFFSET_INDEX,
-    PRODUCER_SNAPSHOT,
-    TEMPORARY,
-    TIME_INDEX,
-    TXN_INDEX,
-    TopicPartition,
-    deleted_directory,
-    parse_marked_directory,
-    parse_segment_file,
-    segment_file,
-)
+from local.names import TopicPartition, deleted_directory, parse_marked_directory, parse_segment_file, segment_file
 from local.storage import Storage, join, replace_file
 from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition, why_missing
@@ -276,10 +263,10 @@ class _TopicWork:
             partition,
             settings,
             now_ms=self._job.now_ms(),
-            recovery_point=trusted_upto(planned),
+            recovery_point=planned.whole_upto,
             log_start_offset=planned.manifest.log_start_offset,
             is_tiered=wish.takes_over,
-            cleaner_offset=_cleaner_offset(planned) if settings.is_compacted else 0,
+            cleaner_offset=planned.clean_upto if settings.is_compacted else 0,
             cleaner_reach=planned.cleaned_reach,
         )
         if log.next_offset != planned.next_offset:
@@ -295,12 +282,6 @@ class _TopicWork:
             open_transactions=sum(each.transaction_first_offset >= 0 for each in log.producers()),
             exact_from=planned.exact_from,
         )
-
-
-def _cleaner_offset(planned: PartitionRestore) -> int:
-    """The offset below which every entry on the disk is clean; 0 if one was never cleaned."""
-    cleaned = [entry.cleaned_through or 0 for entry in planned.entries]
-    return min([*cleaned, planned.next_offset])
 
 
 class _PartitionFiles:
@@ -327,8 +308,8 @@ class _PartitionFiles:
         for name in self._storage.list(self._directory):
             if name == names.PARTITION_METADATA:
                 continue
-            parsed = names.parse_segment_file(name)
-            if parsed is None or parsed[0] not in wanted or name.endswith(TEMPORARY):
+            parsed = parse_segment_file(name)
+            if parsed is None or parsed[0] not in wanted or name.endswith(names.TEMPORARY):
                 self._storage.unlink(join(self._directory, name))
         return self.planned.entries
 
@@ -363,7 +344,7 @@ class _PartitionFiles:
         if not planned.entries and planned.last_entry is not None:  # the producers at the end of the bucket
             self._write_producers(planned.last_entry, planned.next_offset)
         if not planned.entries or planned.entries[-1].base_offset < planned.next_offset:
-            for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
+            for suffix in (names.LOG, names.OFFSET_INDEX, names.TIME_INDEX):
                 self._write_file(planned.next_offset, suffix, b"")
         epochs = lineage(planned.manifest).truncate_from_end(planned.next_offset)
         checkpoints.write_epochs(self._storage, join(self._directory, names.LEADER_EPOCHS), epochs.entries)
@@ -373,8 +354,12 @@ class _PartitionFiles:
         if is_whole(self._storage, self._directory, entry):
             return
         bundle = self._remote.indexes(entry)
-        for suffix, body in ((OFFSET_INDEX, bundle.offset), (TIME_INDEX, bundle.time), (TXN_INDEX, bundle.txn)):
-            if suffix != TXN_INDEX or len(body):
+        for suffix, body in (
+            (names.OFFSET_INDEX, bundle.offset),
+            (names.TIME_INDEX, bundle.time),
+            (names.TXN_INDEX, bundle.txn),
+        ):
+            if suffix != names.TXN_INDEX or len(body):
                 self._write_file(entry.base_offset, suffix, bytes(body))
         self._write_log(entry, self._checked(entry))
 
@@ -405,38 +390,28 @@ class _PartitionFiles:
         self._write_log(entry, chain(before, [cut_batches(found, end)]))
 
     def _write_log(self, entry: SegmentEntry, pieces: Iterable[bytes | memoryview]) -> None:
-        path = join(self._directory, segment_file(entry.base_offset, LOG))
-        file = self._storage.create(path + TEMPORARY)
+        path = join(self._directory, segment_file(entry.base_offset, names.LOG))
+        file = self._storage.create(path + names.TEMPORARY)
         try:
             for piece in pieces:
                 file.append(piece)
             file.sync()
         finally:
             file.close()
-        self._storage.rename(path + TEMPORARY, path)
+        self._storage.rename(path + names.TEMPORARY, path)
         self._storage.sync_directory(self._directory)
 
     def _write_producers(self, entry: SegmentEntry, offset: int) -> None:
         if snapshot := bytes(self._remote.indexes(entry).producers):
-            self._write_file(offset, PRODUCER_SNAPSHOT, snapshot)
-
-
-def trusted_upto(planned: PartitionRestore) -> int:
-    """The offset below which the files equal the bucket's segments: all of `entries`, without one that was cut."""
-    last = planned.entries[-1] if planned.entries else None
-    return last.base_offset if last is not None and last.next_offset > planned.next_offset else planned.next_offset
+            self._write_file(offset, names.PRODUCER_SNAPSHOT, snapshot)
 
 
 def is_whole(storage: Storage, directory: str, entry: SegmentEntry) -> bool:
     """Whether the segment's ``.log`` there has exactly the entry's bytes. A restore writes this file last."""
-    path = join(directory, segment_file(entry.base_offset, LOG))
+    path = join(directory, segment_file(entry.base_offset, names.LOG))
     with suppress(NotFound):
-        if storage.size(path) != entry.size_bytes:
-            return False
-        found = 0
-        for position in range(0, entry.size_bytes, READ_BYTES):
-            found = crc32c(storage.read(path, position, READ_BYTES), found)
-        return found == entry.content_crc32c
+        if storage.size(path) == entry.size_bytes:
+            return crc32c_of(partial(storage.read, path), entry.size_bytes) == entry.content_crc32c
     return False
 
 
@@ -475,9 +450,9 @@ def holds_all(storage: Storage, directory: str, planned: PartitionRestore) -> bo
     """Whether `directory` is the finished result of an earlier run by such a plan."""
     expected = {entry.base_offset: entry for entry in planned.entries}
     found = _logs(storage, directory)
-    if found.pop(segment_file(planned.next_offset, LOG), None) != 0:
+    if found.pop(segment_file(planned.next_offset, names.LOG), None) != 0:
         return False
-    if found.keys() != {segment_file(base, LOG) for base in expected}:
+    if found.keys() != {segment_file(base, names.LOG) for base in expected}:
         return False
     return all(_is_as_planned(storage, directory, entry, planned.next_offset) for entry in planned.entries)
 
@@ -528,7 +503,7 @@ def _may_give_way(
 
 def _is_in_the_bucket(storage: Storage, place: str, planned: PartitionRestore) -> bool:
     entries = {
-        segment_file(entry.base_offset, LOG): entry for entry in (*planned.remote_only_entries, *planned.entries)
+        segment_file(entry.base_offset, names.LOG): entry for entry in (*planned.remote_only_entries, *planned.entries)
     }
     found = [name for name, size in _logs(storage, place).items() if size]
     return all(name in entries and is_whole(storage, place, entries[name]) for name in found)
@@ -537,7 +512,7 @@ def _is_in_the_bucket(storage: Storage, place: str, planned: PartitionRestore) -
 def _is_as_planned(storage: Storage, directory: str, entry: SegmentEntry, end: int) -> bool:
     if entry.next_offset <= end:
         return is_whole(storage, directory, entry)
-    path = join(directory, segment_file(entry.base_offset, LOG))
+    path = join(directory, segment_file(entry.base_offset, names.LOG))
     reached = 0
     for at, _, table in slices_of(lambda position, length: storage.read(path, position, length)):
         reached = at + table.valid_bytes
@@ -551,7 +526,7 @@ def _logs(storage: Storage, directory: str) -> dict[str, int]:
     found = {}
     for name, facts in storage.list_files(directory).items():
         parsed = parse_segment_file(name)
-        if parsed is not None and parsed[1].startswith(LOG) and not name.endswith((DELETED, CLEANED)):
+        if parsed is not None and parsed[1].startswith(names.LOG) and not name.endswith((names.DELETED, names.CLEANED)):
             found[name] = facts.size_bytes
     return found
 

@@ -27,18 +27,6 @@ from tiered.config.config import KEY_ID, STORAGE_CLASS, object_encoding
 if TYPE_CHECKING:
     from tiered.config.config import Config
 
-__all__ = [
-    "KEY_ID",
-    "BucketSettings",
-    "EncodingChoice",
-    "SettingsOf",
-    "encoding_of",
-    "encoding_of_entry",
-    "encoding_of_settings",
-    "own_settings",
-    "with_key_of",
-]
-
 SettingsOf = Callable[[str, Mapping[str, str]], Mapping[str, str]]  # topic, own settings -> effective settings
 _CODES = {name: code for code, name in CODECS.items()}
 _NOTHING: Mapping[str, str] = {}

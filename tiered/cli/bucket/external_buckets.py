@@ -180,8 +180,9 @@ def _plans(
     key_id: str | None,
     prices: PriceTable,
 ) -> list[ImportPlan]:
+    from tiered.config.config import KEY_ID
     from tiered.migrate.import_bucket import plan_import, topic_id_for
-    from tiered.stores.object_encoding import KEY_ID, encoding_of_settings
+    from tiered.stores.object_encoding import encoding_of_settings
 
     names = _named(external.partitions(source), targets, source.url)
     topics = {name.topic: name.topic_id for name in names}

@@ -124,23 +124,19 @@ def _verify_local(
                 found.append(ABSENT.found(path))
                 continue
             found += _verified(session, storage, path, options, on_bytes, fix_index=fix_index)
-    rows = [
-        VerifyFinding.of(
-            each,
-            severity=each.state,
-            path=each.where,
-            what=each.line,
-            base_offset=each.offsets[0] if each.offsets else None,
-            next_offset=each.offsets[1] if each.offsets else None,
-        )
-        for each in sorted(found, key=lambda each: (-each.severity, each.where, each.at or 0))
-    ]
+    rows = [_row(each) for each in sorted(found, key=lambda each: (-each.severity, each.where, each.at or 0))]
     if rows or output != "table":
         print_result(Verified(rows), output)
     kinds = (Severity.INFO, Severity.WARNING, Severity.CORRUPT)
     counts = " ".join(f"{kind.name.lower()}={sum(each.severity is kind for each in found)}" for kind in kinds)
     session.say(f"{len(paths)} verified: {counts}")
     return {Severity.CORRUPT: Exit.CORRUPTION, Severity.WARNING: Exit.FINDINGS}.get(worst(found), Exit.DONE)
+
+
+def _row(found: Finding) -> VerifyFinding:
+    base_offset, next_offset = found.offsets or (None, None)
+    facts = {"severity": found.state, "path": found.where, "what": found.line}
+    return VerifyFinding.of(found, base_offset=base_offset, next_offset=next_offset, **facts)
 
 
 def _index_intervals(session: Session, storage: Storage) -> tuple[int, dict[str, int]]:
@@ -160,14 +156,8 @@ def _own_names() -> frozenset[str]:
     from tiered.status import tier_history
     from tiered.stores import persistent_meter, store_check
 
-    of_managers = (
-        topic_registry.FILE,
-        store_check.FILE,
-        persistent_meter.FILE,
-        problems.REPORT_FILE,
-        tier_history.FILE,
-    )
-    return frozenset((*of_managers, upload_pause.FILE, upload_pause.LOCK))
+    modules = (topic_registry, store_check, persistent_meter, tier_history, upload_pause)
+    return frozenset((*(module.FILE for module in modules), problems.REPORT_FILE, upload_pause.LOCK))
 
 
 def _paths(session: Session, targets: Sequence[str]) -> list[str]:
@@ -226,7 +216,6 @@ def verify_remote(
     | 3 | other findings |
     """
     from tiered.cli.job_command import lost_partitions, open_bucket
-    from tiered.cli.progress import byte_progress
     from tiered.cli.session import stop_signals
     from tiered.health.bucket_verifying import verify_bucket
     from tiered.health.scrub import THREADS
@@ -279,19 +268,11 @@ def read_sample(text: str | None, seed: int | None) -> Sample | None:
 
 def _verified_remote(verdict: BucketVerdict, lost: list[str]) -> VerifiedRemote:
     sample, report = verdict.sample, verdict.report
-    findings = [
-        VerifyFinding.of(each, path=f"{each.topic}-{each.topic_id}/{each.partition}/{each.object}")
-        for each in report.findings
-    ]
-    return VerifiedRemote.of(
-        verdict,
-        report,
-        partitions=len(report.partitions),
-        sample_share=sample.share if sample is not None else None,
-        seed=sample.seed if sample is not None else None,
-        lost=lost,
-        findings=findings,
-    )
+    paths = [f"{each.topic}-{each.topic_id}/{each.partition}/{each.object}" for each in report.findings]
+    findings = [VerifyFinding.of(each, path=path) for each, path in zip(report.findings, paths, strict=True)]
+    share = sample.share if sample is not None else None
+    facts = {"partitions": len(report.partitions), "sample_share": share, "lost": lost, "findings": findings}
+    return VerifiedRemote.of(verdict, report, sample, **facts)
 
 
 def _print_bucket_summary(session: Session, verdict: BucketVerdict, targets: Sequence[str]) -> None:
@@ -309,8 +290,7 @@ def _print_bucket_summary(session: Session, verdict: BucketVerdict, targets: Seq
     elif not (verdict.read_segments or found.unread_segments or found.unread_partitions):
         depth = f"{verdict.segments} segments by metadata only, see --deep and --sample"
     session.say(f"{len(found.partitions)} partitions, {objects} objects in {found.store}: {depth}")
-    counts = {weight: len(found.of(weight)) for weight in ("info", "warning", "corrupt")}
-    session.say(" ".join(f"{weight}={count}" for weight, count in counts.items()))
+    session.say(" ".join(f"{weight}={len(found.of(weight))}" for weight in ("info", "warning", "corrupt")))
     if found.of("corrupt"):
         session.say(
             f"next: tiered scrub --deep {' '.join([*targets, '--report found.json'])}; tiered repair found.json"

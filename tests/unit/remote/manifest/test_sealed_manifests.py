@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import first_release
 import pytest
+from checked_bucket import check_partition
 from disk_model import ModelDisk
 from manager_world import NOW, TIERED, World, settle
 
@@ -20,7 +21,6 @@ from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError
 from local.format.crc32c import crc32c
 from local.format.record import Record
 from local.names import TopicPartition
-from remote.check.partition_check import check_partition
 from remote.fetch.segment_check import Severity
 from remote.keys import MANIFESTS, PAGES, data_key, indexes_key, manifest_key, parse_manifest_key, parse_page_key
 from remote.manifest.catalog import list_partitions

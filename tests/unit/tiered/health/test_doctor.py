@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,12 +26,11 @@ from tiered.config.config import Config, file_url
 from tiered.health import doctor
 from tiered.health.doctor import (
     Patient,
-    Surroundings,
     examine,
+    examine_node,
     failed,
     lock_holder,
     run_checks,
-    surroundings,
 )
 from tiered.manager.manager import LogManager
 from tiered.migrate.fork import plan_fork, run_fork
@@ -60,12 +60,12 @@ def config(tmp_path: Path) -> Config:
 
 
 def now_ms() -> int:
-    return surroundings().clock_ms()
+    return time.time_ns() // 1_000_000
 
 
 def ills(config: Config, **around: object) -> list[Finding]:
     """All warnings and errors."""
-    found = examine(config, around=replace(surroundings(), **around))
+    found = examine_node(Patient(config=config, **around))
     return [each for each in found if each.severity in (Severity.WARNING, Severity.ERROR)]
 
 
@@ -116,7 +116,7 @@ class _Refusing(MemoryStore):
 
 
 def _patient(config: Config, store: object, *, may_write: bool = True, clock: Callable[[], int] = now_ms) -> Patient:
-    return Patient(config=config, store=store, may_write=may_write, around=replace(surroundings(), clock_ms=clock))
+    return Patient(config=config, store=store, may_write=may_write, clock_ms=clock)
 
 
 # -- the machine
@@ -397,7 +397,7 @@ def test_next_step_of_a_doctor_finding_is_not_the_doctor() -> None:
         assert "tiered doctor" not in failed("settings", error).next_step
 
 
-def test_surroundings_describe_this_machine() -> None:
-    here = surroundings()
-    assert isinstance(here, Surroundings)
+def test_patient_describes_this_machine_by_default(config: Config) -> None:
+    here = Patient(config=config)
+    assert abs(here.clock_ms() - now_ms()) < 60_000
     assert here.files_max is None or here.files_max > 0

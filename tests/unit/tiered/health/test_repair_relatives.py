@@ -21,7 +21,7 @@ from remote.segments.encryption import NO_KEYS
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
 from remote.upload.segment_upload import copy_segment
-from tiered.health.repair import Copies, RepairPlan, plan_repair, put_in_place, run_repair
+from tiered.health.repair import RepairPlan, plan_repair, put_in_place, run_repair
 from tiered.health.repair_sources import LocalCopies, Relatives, from_bucket
 from tiered.health.scrub import plan_scrub, report_of, run_scrub
 from tiered.health.scrub_report import ScrubReport
@@ -90,7 +90,7 @@ def _scrubbed(store: MemoryStore, topic: str) -> ScrubReport:
     return report_of(store, plan, results, started_ms=NOW, now_ms=NOW)
 
 
-def _heal(store: MemoryStore, topic: str, copies: Copies) -> RepairPlan:
+def _heal(store: MemoryStore, topic: str, copies: LocalCopies | NoCopies) -> RepairPlan:
     """Repairs what the scrub report of one topic names."""
     plan = plan_repair(store, _scrubbed(store, topic), copies=copies)
     assert run_repair(store, plan, now_ms=lambda: NOW + 1, copies=copies).failed == ()

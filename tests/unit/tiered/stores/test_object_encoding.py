@@ -33,12 +33,12 @@ from remote.store.memory_store import MemoryStore
 from remote.store.open_store import open_store
 from remote.store.s3_options import ObjectSettings
 from tiered.cli.main import invoke
-from tiered.config.config import STORAGE_CLASS, Config
+from tiered.config.config import KEY_ID, STORAGE_CLASS, Config
 from tiered.config.properties import PROPERTIES
 from tiered.jobs.ingest import commit_ingest
 from tiered.stores import configured_store as configured_store_module
 from tiered.stores.configured_store import addressed_store, configured_store
-from tiered.stores.object_encoding import KEY_ID, BucketSettings, encoding_of_entry, with_key_of
+from tiered.stores.object_encoding import BucketSettings, encoding_of_entry, with_key_of
 
 KEYS = {"one": bytes(range(32)), "two": bytes(range(32, 64))}
 PLAIN = ("-X", "cleanup.policy=delete")  # a broker of these tests has no metadata

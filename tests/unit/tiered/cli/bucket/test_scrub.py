@@ -178,7 +178,7 @@ def test_resumed_scrub_keeps_the_findings_about_unread_segments(encrypted, tmp_p
     finding = Finding(code="object.no-key", severity=Severity.WARNING, where="p", what="no key", is_unread=True)
     path = str(tmp_path / "state.jsonl")
     with ScrubState(DiskStorage(), path, "s", now_ms=1, resume=False) as state:
-        state.note(SegmentResult(name="n", read_bytes=7, findings=(finding,)))
+        state.append(SegmentResult(name="n", read_bytes=7, findings=(finding,)))
     with ScrubState(DiskStorage(), path, "s", now_ms=2, resume=True) as state:
         assert state.results(["n"])["n"].is_unread
 
