@@ -340,7 +340,7 @@ class Player:
             mock.patch.object(time, "perf_counter", side_effect=itertools.count(0, _FSYNC_S)),
             mock.patch.object(DiskStorage, "modified_ms", return_value=self.now_ms),
             mock.patch.object(DiskStorage, "space", return_value=_ROOM),
-            mock.patch.object(doctor, "_files_max", return_value=65536),
+            mock.patch.object(doctor.resource, "getrlimit", return_value=(65536, 65536)),
             mock.patch.object(doctor, "lock_holder", return_value=None),
             mock.patch.object(importlib.metadata, "version", lambda name: _VERSIONS[name]),
             mock.patch.object(platform, "python_version", return_value="3.12.9"),
