@@ -14,7 +14,7 @@ from rewrite_flows import records, small_segments
 from local.errors import AccessDenied, Corrupt, Fenced, InvalidRequest, NotFound
 from local.index import offset_index
 from local.records.batch import encode_batch
-from remote.fetch.chunk_cache import ChunkCache
+from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
