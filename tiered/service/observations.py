@@ -10,10 +10,10 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from local.errors import AlreadyExists, LogError, NotFound
 from local.names import LOG, parse_partition_directory
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 FSYNC_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 STORE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 ROUND_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+
+Span: TypeAlias = Callable[..., AbstractContextManager[object]]  # of a name and attributes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,47 +185,33 @@ def _topic(key: str) -> str:
     return parsed[0] if parsed is not None else ""
 
 
-class Tracer(Protocol):
-    def span(self, name: str, **attributes: str | int) -> AbstractContextManager[object]: ...
-
-
-class _NoTracer:
-    def span(self, name: str, **attributes: str | int) -> AbstractContextManager[object]:
-        return nullcontext()
-
-
-class _OpenTelemetry:
-    def __init__(self, tracer: Any) -> None:  # noqa: ANN401 - the package may not be there to name its types
-        self._tracer = tracer
-
-    @contextmanager
-    def span(self, name: str, **attributes: str | int) -> Iterator[object]:
-        from opentelemetry.trace import Status, StatusCode
-
-        named = {f"tiered.{key}": value for key, value in attributes.items()}
-        with self._tracer.start_as_current_span(
-            name, attributes=named, record_exception=False, set_status_on_exception=False
-        ) as span:
-            try:
-                yield span
-            except (NotFound, AlreadyExists) as answer:
-                span.set_attribute("tiered.answer", type(answer).__name__)
-                raise
-            except Exception as error:
-                # The class only: a message may have keys of a customer's topics.
-                span.set_status(Status(StatusCode.ERROR, type(error).__name__))
-                raise
-
-
-def tracer(provider: object | None = None) -> Tracer:
+def tracer(provider: object | None = None) -> Span:
     """Return spans of `provider`, or of the global one; without the package, spans that do nothing."""
     try:
         from opentelemetry import trace
     except ImportError:
-        return _NoTracer()
-    return _OpenTelemetry(trace.get_tracer("tiered", tracer_provider=provider))  # type: ignore[arg-type,unused-ignore]
+        return lambda name, **attributes: nullcontext()
+    opened: Any = trace.get_tracer("tiered", tracer_provider=provider)  # type: ignore[arg-type,unused-ignore]
+
+    @contextmanager
+    def span(name: str, **attributes: str | int) -> Iterator[object]:
+        named = {f"tiered.{key}": value for key, value in attributes.items()}
+        with opened.start_as_current_span(
+            name, attributes=named, record_exception=False, set_status_on_exception=False
+        ) as current:
+            try:
+                yield current
+            except (NotFound, AlreadyExists) as answer:
+                current.set_attribute("tiered.answer", type(answer).__name__)
+                raise
+            except Exception as error:
+                # The class only: a message may have keys of a customer's topics.
+                current.set_status(trace.Status(trace.StatusCode.ERROR, type(error).__name__))
+                raise
+
+    return span
 
 
-def store_spans(spans: Tracer) -> Around:
+def store_spans(span: Span) -> Around:
     """Return spans around each store call: ``tiered.store.get`` and so on, with the key."""
-    return lambda op, key: spans.span(f"tiered.store.{op}", key=key)
+    return lambda op, key: span(f"tiered.store.{op}", key=key)

@@ -181,7 +181,7 @@ class Worker:
         self._counted, self._ended_at = counted, counted()
         self._observations = observations or Observations()
         self._relief = DiskRelief(manager)
-        self._spans = tracer()
+        self._span = tracer()
         self._notes = TierJournal(manager)
         self.problems = ProblemWatch()
         self._journal = WorkJournal(
@@ -217,7 +217,7 @@ class Worker:
         wall_ms, now_ms = now_ms, self._believed(now_ms)
         try:
             self._relief.relieve(now_ms)
-            with self._observations.round(), self._spans.span("tiered.round", number=self.rounds):
+            with self._observations.round(), self._span("tiered.round", number=self.rounds):
                 is_busy = self.manager.tick(now_ms, should_stop=should_stop, waits=self.waits)
             if (refused := self.manager.maintenance.refused) is not None:
                 self.round_error = refused

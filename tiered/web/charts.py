@@ -14,8 +14,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tiered.config.units import format_bytes, format_dollars
-from tiered.web.html import Child, Html, tag
+from tiered.web.html import Html, component
 
+_TEMPLATE = "charts.html"
 BAR = 1000  # the width of a bar, in its own units
 SERIES_MAX = 6  # number of line classes in the stylesheet
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
@@ -91,11 +92,8 @@ def bar(parts: Sequence[tuple[str, float]], most: float) -> Html:
         begin, reached = reached, reached + max(0.0, value)
         if value > 0 and most > 0:
             at, to = begin / most * BAR, min(1.0, reached / most) * BAR
-            drawn.append(tag("rect", class_=name, x=round(at, 1), y=0, width=round(max(1.0, to - at), 1), height=10))
-    back = tag("rect", class_="back", x=0, y=0, width=BAR, height=10)
-    return tag(
-        "svg", back, drawn, class_="bar", viewBox=f"0 0 {BAR} 10", preserveAspectRatio="none", aria_hidden="true"
-    )
+            drawn.append((name, round(at, 1), round(max(1.0, to - at), 1)))
+    return component("bar", _TEMPLATE)(drawn, BAR)
 
 
 def text_bar(parts: Iterable[tuple[str, float]], most: float, width: int) -> str:
@@ -124,16 +122,22 @@ def line_chart(
     low, high = min(xs, default=0.0), max(xs, default=1.0)
     top = nice_top(max((y for line in lines for _, y in line.points), default=0.0))
     frame = _Frame(_WIDE, low, max(high, low + 1e-9), top)
-    ends = name_heights([frame.y(line.points[-1][1]) for line in lines if line.points])
-    inner: list[Child] = [
-        frame.grid(_figure),
+    drawn = [line for line in lines if line.points]
+    ends = name_heights([frame.y(line.points[-1][1]) for line in drawn])
+    return component("line_chart", _TEMPLATE)(
+        id_,
+        title,
+        words,
+        frame,
         _ticks(frame, x_ticks),
-        _names_of_axes(x_name, y_name),
-        [_rule(frame, x, name, _WIDE.top + 10) for x, name in rules if low <= x <= high],
-        [_line(frame, at % SERIES_MAX, each, ends[at]) for at, each in enumerate(lines) if each.points],
-        [_mark(frame, each) for each in marks],
-    ]
-    return frame.drawn(id_, "chart", title, words, inner)
+        [(line.name, frame.places(line.points), end) for line, end in zip(drawn, ends, strict=True)],
+        [(frame.x(min(max(each.x, low), high)), frame.y(each.y), each.words) for each in marks],
+        [(frame.x(x), name) for x, name in rules if low <= x <= high],
+        x_name=x_name,
+        y_name=y_name,
+        show=_figure,
+        SERIES_MAX=SERIES_MAX,
+    )
 
 
 def time_chart(
@@ -157,14 +161,21 @@ def time_chart(
     named = [line for line in lines if line.name and line.runs]
     ends = [frame.y(line.runs[-1][-1][1]) for line in named]
     ends = name_heights(ends, _SMALL.height - _SMALL.bottom - 10, 28)  # a name and a value
-    inner: list[Child] = [
-        frame.grid(show),
+    return component("time_chart", _TEMPLATE)(
+        id_,
+        title,
+        words,
+        frame,
         _ticks(frame, time_ticks(since_ms, until_ms)),
-        [_rule(frame, at, words, _SMALL.top - 8) for at, words in rules if since_ms < at < until_ms],
-        [_runs(frame, line) for line in lines],
-        [_end(frame, line, show, ends[number]) for number, line in enumerate(named)],
-    ]
-    return frame.drawn(id_, "times", title, words, inner)
+        [(line.style, frame.places(run)) for line in lines for run in line.runs],
+        [
+            (line.name, line.style, frame.x(at), value, end)
+            for line, end in zip(named, ends, strict=True)
+            for at, value in line.runs[-1][-1:]
+        ],
+        [(frame.x(at), name) for at, name in rules if since_ms < at < until_ms],
+        show=show,
+    )
 
 
 def bytes_label(value: float) -> str:
@@ -246,6 +257,9 @@ class _Frame:
         size, share = self.size, min(value, self.top) / self.top
         return round(size.height - size.bottom - share * (size.height - size.top - size.bottom), 1)
 
+    def places(self, points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+        return [(self.x(x), self.y(y)) for x, y in points]
+
     @property
     def right(self) -> int:
         return self.size.width - self.size.right
@@ -254,93 +268,23 @@ class _Frame:
     def floor(self) -> int:
         return self.size.height - self.size.bottom
 
-    def grid(self, show: Callable[[float], str]) -> list[Html]:
-        found = []
-        for step in range(_TICKS + 1):
-            value = self.top * step / _TICKS
-            y = self.y(value)
-            found.append(tag("line", class_="grid", x1=self.size.left, x2=self.right, y1=y, y2=y))
-            found.append(tag("text", show(value), x=self.size.left - 5, y=y + 4, text_anchor="end"))
-        return found
-
-    def drawn(self, id_: str, class_: str, title: str, words: str, inner: Child) -> Html:
-        return tag(
-            "svg", tag("title", title), tag("desc", words), inner, id=id_, class_=class_,
-            viewBox=f"0 0 {self.size.width} {self.size.height}", role="img", aria_label=f"{title}. {words}",
-        )  # fmt: skip
+    def steps(self) -> list[float]:
+        """The values of the horizontal lines."""
+        return [self.top * step / _TICKS for step in range(_TICKS + 1)]
 
 
-def _ticks(frame: _Frame, ticks: Sequence[tuple[float, str]]) -> list[Html]:
-    found, last = [], -1e9
+def _ticks(frame: _Frame, ticks: Sequence[tuple[float, str]]) -> list[tuple[float, float | None, str]]:
+    """Return the place of each tick and of its label; None for a label that would overlap the one before."""
+    found: list[tuple[float, float | None, str]] = []
+    last = -1e9
     for value, words in ticks:
         x, half = frame.x(value), len(words) * _LETTER / 2
-        found.append(tag("line", class_="grid", x1=x, x2=x, y1=frame.floor, y2=frame.floor + 4))
         middle = round(min(max(x, half), frame.size.width - half), 1)
-        if middle - half >= last + 6:  # labels must not overlap
-            found.append(tag("text", words, x=middle, y=frame.floor + 18, text_anchor="middle"))
-            last = middle + half
+        is_apart = middle - half >= last + 6
+        found.append((x, middle if is_apart else None, words))
+        last = middle + half if is_apart else last
     return found
-
-
-def _names_of_axes(x_name: str, y_name: str) -> list[Html]:
-    size = _WIDE
-    middle = (size.left + size.width - size.right) / 2
-    return [
-        tag("text", x_name, x=middle, y=size.height - 6, text_anchor="middle", class_="faint"),
-        tag("text", y_name, x=size.left - 6, y=size.top - 10, class_="faint", text_anchor="middle"),
-    ]
 
 
 def _figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-
-
-def _line(frame: _Frame, at: int, line: Line, name_y: float) -> list[Html]:
-    points = [(frame.x(x), frame.y(y)) for x, y in line.points]
-    drawn = tag("polyline", class_=f"line s{at}", points=" ".join(f"{x},{y}" for x, y in points))
-    dots = [_dot(at, x, y) for x, y in points]
-    return [drawn, *dots, tag("text", line.name, x=frame.right + 8, y=name_y + 4, class_=f"name s{at}")]
-
-
-def _dot(at: int, x: float, y: float) -> Html:
-    name = f"dot s{at}"
-    if at % 3 == 0:
-        return tag("circle", class_=name, cx=x, cy=y, r=3.5)
-    if at % 3 == 1:
-        return tag("rect", class_=name, x=x - 3, y=y - 3, width=6, height=6)
-    return tag("path", class_=name, d=f"M{x} {y - 4}l4 7h-8z")
-
-
-def _mark(frame: _Frame, mark: Mark) -> list[Html]:
-    x, y = frame.x(min(max(mark.x, frame.low), frame.high)), frame.y(mark.y)
-    is_late = x > frame.right - 60
-    words = tag("text", mark.words, x=x + (-9 if is_late else 9), y=y - 9, text_anchor="end" if is_late else "start")
-    return [tag("circle", class_="mark", cx=x, cy=y, r=7), words]
-
-
-def _rule(frame: _Frame, value: float, name: str, label_y: int) -> list[Html]:
-    x = frame.x(value)
-    is_late = x > (frame.size.left + frame.right) / 2
-    line = tag("line", class_="rule", x1=x, x2=x, y1=frame.size.top, y2=frame.floor)
-    anchor = "end" if is_late else "start"
-    return [line, tag("text", name, x=x + (-4 if is_late else 4), y=label_y, class_="faint", text_anchor=anchor)]
-
-
-def _runs(frame: _Frame, line: TimeLine) -> list[Html]:
-    found = []
-    for run in line.runs:
-        points = [(frame.x(at), frame.y(value)) for at, value in run]
-        if len(points) == 1:
-            found.append(tag("circle", class_=f"dot {line.style}", cx=points[0][0], cy=points[0][1], r=2.5))
-        else:
-            path = " ".join(f"{x:g},{y:g}" for x, y in points)
-            found.append(tag("polyline", class_=f"line {line.style}", points=path))
-    return found
-
-
-def _end(frame: _Frame, line: TimeLine, show: Callable[[float], str], y: float) -> list[Html]:
-    at_ms, value = line.runs[-1][-1]
-    dot = tag("circle", class_=f"dot {line.style}", cx=frame.x(at_ms), cy=frame.y(value), r=3)
-    x = frame.right + 7
-    name = tag("text", line.name, x=x, y=round(y + 4, 1), class_=f"name {line.style}")
-    return [dot, name, tag("text", show(value), x=x, y=round(y + 17, 1), class_="faint")]
