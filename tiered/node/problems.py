@@ -132,10 +132,8 @@ def store_problems(errors: Mapping[TopicPartition, LogError]) -> dict[TopicParti
     return {name: error for name, error in errors.items() if isinstance(error, away)}
 
 
-def problem_of(name: TopicPartition | None, error: LogError) -> Problem:
-    """The problem of a partition, or of the node for None."""
-    where = "node" if name is None else str(name)
-    return Problem(where=where, partition=name, kind=type(error).__name__, what=flat(error))
+def problem_of(name: TopicPartition, error: LogError) -> Problem:
+    return Problem(where=str(name), partition=name, kind=type(error).__name__, what=flat(error))
 
 
 def problems_of(errors: Mapping[TopicPartition, LogError]) -> list[Problem]:
@@ -249,6 +247,18 @@ class ReportedProblem(msgspec.Struct, frozen=True, kw_only=True):
         if self.topic is None or self.partition is None:
             return None
         return TopicPartition(self.topic, self.partition)
+
+    def problem(self, node: str = "node") -> Problem:
+        """The problem, of the place `node` if it is of no partition."""
+        return Problem(
+            where=node if self.name is None else str(self.name),
+            partition=self.name,
+            kind=self.kind,
+            what=self.message,
+            next_step=self.next_step,
+            since_ms=self.since_ms,
+            count=self.count,
+        )
 
 
 class WorkReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from local.errors import AccessDenied, DiskFailed, LogError, Unavailable
 from local.facts import LogDirFacts
@@ -22,11 +21,10 @@ from tiered.config.properties import APPEND_FREE_MIN, RELIEF_FREE_MIN
 from tiered.config.units import format_lasted
 from tiered.manager.manager import LogManager
 from tiered.node.problems import (
-    Problem,
+    ReportedProblem,
     WorkJournal,
     WorkReport,
     group_problems,
-    problem_of,
     problems_of,
     uncleanable_problem,
 )
@@ -105,48 +103,27 @@ class DiskRelief:
         return dropped
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    problem: Problem
-    since_ms: int
-
-
 class ProblemWatch:
-    """Compares the problems of maintenance runs, counted by class of error. Not thread safe."""
+    """Counts and logs the problems that begin and end, by class of error. Not thread safe."""
 
     def __init__(self) -> None:
         self.begun = Counter[str]()
         self.ended = Counter[str]()
-        self._known: dict[TopicPartition | None, _Known] = {}
+        self.oldest_since_ms: int | None = None
 
-    @property
-    def oldest_since_ms(self) -> int | None:
-        return min((each.since_ms for each in self._known.values()), default=None)
-
-    def note(self, problems: Mapping[TopicPartition, LogError], of_node: LogError | None, now_ms: int) -> None:
-        """Compare with the previous run. An error of another class is another problem."""
-        errors: dict[TopicPartition | None, LogError] = dict(problems.items())
-        if of_node is not None:
-            errors[None] = of_node
-        met = {name: problem_of(name, error) for name, error in errors.items()}
-        is_same = {name for name, each in self._known.items() if name in met and met[name].kind == each.problem.kind}
-        over = [each for name, each in self._known.items() if name not in is_same]
-        new = [each for name, each in met.items() if name not in is_same]
-        self._known = {
-            name: _Known(problem=each, since_ms=self._known[name].since_ms if name in is_same else now_ms)
-            for name, each in met.items()
-        }
+    def note(self, before: Iterable[ReportedProblem], after: Sequence[ReportedProblem], now_ms: int) -> None:
+        """Compare the reports of two consecutive runs. An error of another class is another problem."""
+        ongoing = {(each.name, each.kind) for each in after}
+        new = [each for each in after if each.count == 1]
+        over = [each for each in before if (each.name, each.kind) not in ongoing]
         self.begun.update(each.kind for each in new)
-        self.ended.update(each.problem.kind for each in over)
-        for group in group_problems(new):
-            if len(group.places) > 1:  # a single one was logged where it occurred
+        self.ended.update(each.kind for each in over)
+        self.oldest_since_ms = min((each.since_ms for each in after), default=None)
+        for group in group_problems(each.problem() for each in new):
+            if group.count > 1:  # a single one was logged where it occurred
                 _log.error("problem: %s", group.line)
-        self._log_over(over, now_ms)
-
-    def _log_over(self, over: Iterable[_Known], now_ms: int) -> None:
-        since = {each.problem.where: each.since_ms for each in over}
-        for group in group_problems(each.problem for each in over):
-            lasted = format_lasted(now_ms - min(since[where] for where in group.places))
+        for group in group_problems(each.problem() for each in over):
+            lasted = format_lasted(now_ms - (group.first.since_ms or now_ms))
             _log.warning("problem ended after %s: %s", lasted, group.line)
 
 
@@ -253,7 +230,7 @@ class Worker:
 
     def _note(self, now_ms: int, wall_ms: int, *, is_ended: bool = False) -> None:
         of_node = next(iter(self._of_node()), None)
-        self.problems.note(self.manager.problems, of_node, now_ms)
+        before = self.report.troubles
         suspicion = self.clock_guard.suspicion(wall_ms) if self.clock_guard is not None else None
         try:
             self._journal.note_round(
@@ -265,3 +242,4 @@ class Worker:
             self._reported = str(error)
         else:
             self._reported = None
+        self.problems.note(before, self.report.troubles, now_ms)

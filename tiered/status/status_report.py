@@ -253,19 +253,7 @@ def _of_node(reported: ReportedProblem | None, root: str) -> Iterable[Problem]:
     if reported is not None:
         is_clock = reported.code == ErrorCode.CLOCK_JUMPED
         step = _SET_CLOCK if is_clock else reported.next_step or step_of(reported.kind, {})
-        yield replace(_reported(reported, root), next_step=step)
-
-
-def _reported(reported: ReportedProblem, where: str) -> Problem:
-    return Problem(
-        where=where,
-        partition=reported.name,
-        kind=reported.kind,
-        what=reported.message,
-        next_step=reported.next_step,
-        since_ms=reported.since_ms,
-        count=reported.count,
-    )
+        yield replace(reported.problem(root), next_step=step)
 
 
 def _is_of_now(work: WorkReport, holder: int | None, now_ms: int) -> bool:
@@ -286,7 +274,7 @@ def _of_partitions(
 ) -> Iterable[Problem]:
     """Yield the problems found now, with the reported start, then those that only the running manager meets."""
     for name in sorted({*errors, *reported}):
-        known = _reported(reported[name], str(name)) if name in reported else None
+        known = reported[name].problem() if name in reported else None
         if name not in errors:
             assert known is not None, "each name is from one of the two"
             yield known

@@ -17,7 +17,7 @@ from policies.invariants import violations
 from policies.local_retention import disk_relief
 from policies.snapshot import PartitionSnapshot
 from tiered.manager.manager import LogManager
-from tiered.node.problems import next_step, step_of
+from tiered.node.problems import WorkJournal, next_step, step_of
 from tiered.observe.metrics import Metrics
 from tiered.service.observations import Observations
 from tiered.service.worker import ProblemWatch, Worker
@@ -34,10 +34,24 @@ def names(count: int) -> list[TopicPartition]:
     return [TopicPartition("t", number) for number in range(count)]
 
 
+class Watched(ProblemWatch):
+    """A watch of the reports of a journal that is never written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._journal = WorkJournal(lambda: (ModelDisk(), ""), pid=1, started_ms=NOW, interval_ms=MINUTE)
+        self._journal.keep = lambda: None
+
+    def note(self, problems, of_node, now_ms) -> None:
+        before = self._journal.report.troubles
+        self._journal.note_round(problems, now_ms, of_node=of_node)
+        super().note(before, self._journal.report.troubles, now_ms)
+
+
 def test_200_partitions_with_one_cause_log_one_line_at_start_and_one_at_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    watch = ProblemWatch()
+    watch = Watched()
     for at in range(3):
         watch.note(dict.fromkeys(names(200), DOWN), None, NOW + at * MINUTE)
     watch.note(dict.fromkeys(names(50), DOWN), None, NOW + 5 * MINUTE)
@@ -55,7 +69,7 @@ def test_200_partitions_with_one_cause_log_one_line_at_start_and_one_at_end(
 def test_problem_of_another_class_ends_the_previous_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    watch, (name,) = ProblemWatch(), names(1)
+    watch, (name,) = Watched(), names(1)
     watch.note({name: DOWN}, None, NOW)
     watch.note({name: Fenced("committing")}, DiskFailed("writing", cause="enospc"), NOW + MINUTE)
     assert watch.oldest_since_ms == NOW + MINUTE
