@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from local.errors import Corrupt, NotFound, describe
 from remote.gc.fork_references import delete_unlinked, is_over
@@ -147,11 +147,9 @@ def _objects_of(prefix: str, log: MetadataLog, pending: PendingPageDelete) -> li
         return []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collected:
-    """The result of one run: the current GC boundary, and the numbers of deleted manifests and pins."""
+class Collected(NamedTuple):
+    """The numbers of deleted manifests and pins of one run."""
 
-    gc_boundary: int
     manifests: int
     pins: int
 
@@ -161,7 +159,7 @@ def collect_manifests(store: ObjectStore, prefix: str, log: MetadataLog, upto: i
     manifest = log.check_still_writer()
     upto = min(upto, manifest.sequence - 1)
     if upto < 1:
-        return Collected(gc_boundary=log.gc_boundary, manifests=0, pins=0)
+        return Collected(manifests=0, pins=0)
     log.set_gc_boundary(upto)
     pins = list_pins(store, prefix)
     lapsed_ms = now_ms if manifest.deleted_ms is not None else now_ms - RENEWAL_LAG_MS  # no renewal after a deletion
@@ -170,11 +168,12 @@ def collect_manifests(store: ObjectStore, prefix: str, log: MetadataLog, upto: i
     void = []
     for info in store.list(prefix + MANIFESTS):
         key = info.key.removeprefix(prefix)
-        sequence = parse_manifest_key(key)
-        if sequence is not None and sequence > log.gc_boundary:
+        if (sequence := parse_manifest_key(key)) is None:
+            continue
+        if sequence > log.gc_boundary:
             break
-        if sequence is not None and sequence not in held:
+        if sequence not in held:
             void.append(key)
     delete_objects(store, prefix, void, DeleteReason.OLD_MANIFEST, Evidence(gc_boundary=log.gc_boundary))
     release(store, prefix, expired)
-    return Collected(gc_boundary=log.gc_boundary, manifests=len(void), pins=len(expired))
+    return Collected(manifests=len(void), pins=len(expired))

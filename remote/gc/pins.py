@@ -60,7 +60,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import msgspec
 
@@ -84,24 +84,9 @@ RENEWAL_LAG_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """A pin object of the store. `key` is relative to the partition's prefix."""
+    """A pin object of the store. `key` is relative to the partition's prefix; the other fields are the content."""
 
-    key: str
-    sequence: int
-    commit_id: str
-    expires_ms: int
-    holder: str
-    fork: str | None = None
-    sure_ms: int | None = None
-    renews: str | None = None
-
-    @property
-    def sure_until_ms(self) -> int:
-        """The time until which a reader may rely on the pin. Deletions wait until `expires_ms`, never earlier."""
-        return self.expires_ms if self.sure_ms is None else min(self.sure_ms, self.expires_ms)
-
-
-class _Body(msgspec.Struct):
+    key: str = ""
     sequence: Sequence
     commit_id: str
     expires_ms: ClockMs
@@ -110,9 +95,15 @@ class _Body(msgspec.Struct):
     sure_ms: ClockMs | None = None
     renews: str | None = None
 
+    @property
+    def sure_until_ms(self) -> int:
+        """The time until which a reader may rely on the pin. Deletions wait until `expires_ms`, never earlier."""
+        return self.expires_ms if self.sure_ms is None else min(self.sure_ms, self.expires_ms)
+
 
 # Created at import: creation in two threads at once ends the process (msgspec 0.22).
-_DECODER = msgspec.json.Decoder(_Body)
+_DECODER = msgspec.json.Decoder(Pin)
+_CONTENT = tuple(each.name for each in fields(Pin) if each.name != "key")
 
 
 def pin_newest(
@@ -135,10 +126,15 @@ def pin_newest(
             raise NotFound(
                 "cannot pin a manifest, the topic was deleted", prefix=prefix, deleted_ms=manifest.deleted_ms
             )
-        body = _Body(manifest.sequence, manifest.commit_id, expires_ms, holder, fork)
-        key = pin_key(new_ulid(now_ms))
-        store.put(prefix + key, msgspec.json.encode(body))
-        pin = Pin(key=key, **msgspec.structs.asdict(body))
+        pin = Pin(
+            key=pin_key(new_ulid(now_ms)),
+            sequence=manifest.sequence,
+            commit_id=manifest.commit_id,
+            expires_ms=expires_ms,
+            holder=holder,
+            fork=fork,
+        )
+        _put_again(store, prefix, pin)
         if _came_in_time(log, manifest) and (fork is not None or _is_living(log)):
             return pin, manifest
         release(store, prefix, [pin])
@@ -200,8 +196,7 @@ def _put(store: ObjectStore, prefix: str, pin: Pin, now_ms: int) -> Pin:
 
 
 def _put_again(store: ObjectStore, prefix: str, pin: Pin) -> Pin:
-    facts = (pin.sequence, pin.commit_id, pin.expires_ms, pin.holder, pin.fork, pin.sure_ms, pin.renews)
-    store.put(prefix + pin.key, msgspec.json.encode(_Body(*facts)))
+    store.put(prefix + pin.key, msgspec.json.encode({name: getattr(pin, name) for name in _CONTENT}))
     return pin
 
 
@@ -243,18 +238,18 @@ def list_pins(store: ObjectStore, prefix: str) -> list[Pin]:
 def read_pin(store: ObjectStore, prefix: str, key: str) -> Pin | None:
     """The pin's current state; None if it was released. Raises Corrupt if it cannot be read."""
     try:
-        body = _DECODER.decode(store.get(prefix + key))
+        pin = replace(_DECODER.decode(store.get(prefix + key)), key=key)
     except NotFound:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt("a pin is damaged", key=prefix + key, cause=str(error)) from error
-    if body.fork is not None and parse_prefix(body.fork) is None:
-        raise Corrupt("cannot read a pin, its fork is not a partition", key=prefix + key, fork=repr(body.fork))
-    if body.renews is not None and parse_pin_key(body.renews) is None:
+    if pin.fork is not None and parse_prefix(pin.fork) is None:
+        raise Corrupt("cannot read a pin, its fork is not a partition", key=prefix + key, fork=repr(pin.fork))
+    if pin.renews is not None and parse_pin_key(pin.renews) is None:
         raise Corrupt(
-            "cannot read a pin, it renews an object that is not a pin", key=prefix + key, renews=repr(body.renews)
+            "cannot read a pin, it renews an object that is not a pin", key=prefix + key, renews=repr(pin.renews)
         )
-    return Pin(key=key, **msgspec.structs.asdict(body))
+    return pin
 
 
 def _came_in_time(log: MetadataLog, manifest: Manifest) -> bool:

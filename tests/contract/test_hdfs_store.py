@@ -99,15 +99,15 @@ class TestFiles:
 
     def test_the_first_write_deletes_old_temporary_files_with_a_ulid_name_only(self, hdfs_server, client, root):
         old, young = new_ulid(0), new_ulid(0)
-        for name in (old, young, "somebodys-notes"):
+        for name in (old, young, "named-notes"):
             _write(client, f"{root}/~aside/{name}")
         long_ago = time.time_ns() // 1_000_000 - ASIDE_AGE_MAX_MS - 60_000
-        for name in (old, "somebodys-notes"):
+        for name in (old, "named-notes"):
             client.set_times(f"{root}/~aside/{name}", long_ago, long_ago)
         store = open_store(hdfs_server.url + root, policy=ONCE)
         store.put("a", b"x")
         left = {status.path.rpartition("/")[2] for status in client.list_status(f"{root}/~aside", recursive=False)}
-        assert left == {young, "somebodys-notes"}
+        assert left == {young, "named-notes"}
 
     def test_a_write_succeeds_after_the_temporary_directory_was_deleted(self, store, client, root):
         store.put("a", b"x")

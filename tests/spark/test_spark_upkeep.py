@@ -130,7 +130,7 @@ def test_redaction_in_tasks_equals_the_redaction_of_one_process(spark, pour):
         outcomes = run_redaction(executor, bucket, plans, keys, now_ms=lambda: NOW)
         assert all(each.is_complete for each in outcomes)
         assert not [finding for each in scans() for finding in each.findings()]
-        return [(each.segments, each.records, each.record_bytes, len(each.matched)) for each in plans]
+        return [(each.segments, each.records, each.record_bytes, len(each.due)) for each in plans]
 
     assert redacted(SparkRunner(spark, wave_tasks=4), bucket, store) == redacted(
         Here(), OpenBucket.of(plain, KEYS), plain
@@ -264,7 +264,7 @@ def test_orphan_deletion_in_tasks_equals_that_of_one_process(spark, pour):
     assert list(done.entries) == plain.entries
     assert here.list_garbage(store, names, now_ms=later).entries == []
     again = delete_garbage(spark, bucket, found, now_ms=later)
-    assert (again.entries, again.somebodys) == ((), len(found.entries))
+    assert (again.entries, again.named) == ((), len(found.entries))
     assert records_of(store) == before
     assert_sound(store, keys=KEYS)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -201,23 +201,15 @@ class JobCommand(BucketCommand):
         rate: str | None,
     ) -> Iterator[TaskBucket]:
         """Open the store that a rewrite of `bucket` writes to, as `open_target`; with Spark only as a check."""
-        from tiered.config.properties import DEFAULTS
-        from tiered.jobs.job_bucket import Bucket as TaskBucket
         from tiered.jobs.job_bucket import OpenBucket
 
-        is_configured, session = self.url is None, self.session
-        store = open_target(session, url, options, storage_class=storage_class, rate=rate, is_configured=is_configured)
-        try:
+        more, session = {"is_configured": self.url is None}, self.session
+        with closing(open_target(session, url, options, storage_class=storage_class, rate=rate, **more)) as store:
             if not self.is_on_spark:
                 yield OpenBucket(url=url, store=store, ring=bucket.keys)
                 return
-        finally:
-            store.close()
-        values = session.config().topic_properties("") if is_configured else {**DEFAULTS, **session.overrides}
-        values["remote.storage.class"] = storage_class or "default"
-        settings = {name: value for name, value in values.items() if value != DEFAULTS[name]}
-        key_ring = session.config().key_ring if is_configured else None
-        yield TaskBucket(url=url, options=dict(options), key_ring=key_ring, settings=settings)
+        values = {**_settings(session, **more), "remote.storage.class": storage_class or "default"}
+        yield _described(session, url, options, values, **more)
 
 
 def check_job_id(job_id: str | None) -> None:
@@ -244,15 +236,30 @@ def parse_conf(conf: Sequence[str]) -> dict[str, str]:
 
 def task_bucket(session: Session, bucket: Bucket, *, is_configured: bool) -> TaskBucket:
     """Return the bucket description for tasks."""
-    from tiered.config.properties import DEFAULTS, IMMUTABLE
+    from tiered.config.properties import IMMUTABLE
+
+    values = _settings(session, is_configured=is_configured)
+    if not is_configured:
+        values = {IMMUTABLE: values[IMMUTABLE]}
+    return _described(session, bucket.url, bucket.options, values, is_configured=is_configured)
+
+
+def _settings(session: Session, *, is_configured: bool) -> dict[str, str]:
+    """Return the settings for the objects of any topic: as configured, or by -X."""
+    from tiered.config.properties import DEFAULTS
+
+    return session.config().topic_properties("") if is_configured else {**DEFAULTS, **session.overrides}
+
+
+def _described(
+    session: Session, url: str, options: Mapping[str, object], values: Mapping[str, str], *, is_configured: bool
+) -> TaskBucket:
+    from tiered.config.properties import DEFAULTS
     from tiered.jobs.job_bucket import Bucket as TaskBucket
 
-    key_ring, values = None, {name: value for name, value in session.overrides.items() if name == IMMUTABLE}
-    if is_configured:
-        config = session.config()
-        key_ring, values = config.key_ring, config.topic_properties("")
     settings = {name: value for name, value in values.items() if value != DEFAULTS[name]}
-    return TaskBucket(url=bucket.url, options=dict(bucket.options), key_ring=key_ring, settings=settings)
+    key_ring = session.config().key_ring if is_configured else None
+    return TaskBucket(url=url, options=dict(options), key_ring=key_ring, settings=settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,13 +390,12 @@ def open_target(
     from remote.store.middleware.store_wrapper import ThrottledStore
     from remote.store.open_store import open_store
     from remote.store.s3_options import ObjectSettings
-    from tiered.config.properties import DEFAULTS
     from tiered.config.secrets import keyed_store
     from tiered.stores.configured_store import object_settings
 
     objects = ObjectSettings(storage_class=storage_class)
     if url.startswith("s3:"):
-        values = session.config().topic_properties("") if is_configured else {**DEFAULTS, **session.overrides}
+        values = _settings(session, is_configured=is_configured)
         objects = replace(object_settings(values), storage_class=storage_class)
     ring = session.config().key_ring if is_configured else None
     store = keyed_store(open_store(url, options, objects=objects), ring)

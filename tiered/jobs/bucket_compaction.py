@@ -21,7 +21,7 @@ The rules are the local cleaner's (`local.cleaner.record_retention`), with the s
 | the commit, its reply lost | the new manifest | the same job finds its note there |
 | the commit | pending deletes of the replaced objects | the writer deletes them after the grace period |
 
-**Rounds.** A job over more than `ROWS_MAX` entries runs in rounds, as long as manifests have room (`wants_another`):
+**Rounds.** A job over more than `ROWS_MAX` entries runs in rounds, as long as manifests have room (`_wants_another`):
 every manifest names its pending deletes. Each round takes the entries above the previous one's; once the remaining
 entries fit one plan, a last round compares all of them. If they never fit, entries are clean through the end of their
 round only. The job's note holds its progress, as a number below zero until the job is done: a repeated job continues
@@ -44,13 +44,12 @@ from local.errors import Conflict, InvalidRequest, LogError
 from local.index.txn_index import AbortedTransaction
 from local.log.producer_state import ProducerEntry
 from local.names import TopicPartition
-from policies.rules import PartitionRules
 from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import AppliedJob, Manifest
+from remote.manifest.manifest import AppliedJob
 from remote.manifest.manifest_changes import (
     GroupOutcome,
     Replacement,
@@ -196,7 +195,11 @@ def plan_compaction(
     log = MetadataLog(store, name.prefix)
     manifest = log.join()
     values = {**DEFAULTS, **manifest.properties, **(settings or {})}
-    rules = _compacted_rules(name, values)
+    rules = resolve_rules(values)
+    if not rules.cleanup_compact:
+        facts = {"topic": name.topic, "cleanup.policy": values["cleanup.policy"]}
+        wrong = "cannot compact the topic in the bucket, its cleanup.policy does not include compact"
+        raise InvalidRequest(wrong, **facts)
     job_id = job_id or f"compact-{new_ulid(now_ms)}"
     remote = RemotePartition(store, name.prefix, ChunkCache(), metadata=log, read_ahead_chunks=0, keys=keys)
     source = PartitionSource(name.topic_partition, None, remote, log)
@@ -231,15 +234,6 @@ def plan_compaction(
     )
 
 
-def _compacted_rules(name: RemotePartitionName, values: Mapping[str, str]) -> PartitionRules:
-    rules = resolve_rules(values)
-    if not rules.cleanup_compact:
-        facts = {"topic": name.topic, "cleanup.policy": values["cleanup.policy"]}
-        wrong = "cannot compact the topic in the bucket, its cleanup.policy does not include compact"
-        raise InvalidRequest(wrong, **facts)
-    return rules
-
-
 class PlanOptions(TypedDict, total=False):
     """Optional arguments of `plan_compaction`."""
 
@@ -271,21 +265,20 @@ def compact_partitions(
     failed: dict[TopicPartition, LogError] = {}
     outcomes: list[CompactionOutcome] = []
     with bucket.opened() as store:
+        rounds = partial(
+            compact_in_rounds,
+            store,
+            now_ms=now_ms,
+            job_id=job_id,
+            keys=bucket.keys(),
+            should_stop=should_stop,
+            **options,
+        )
         for some in [names] if executor.is_parallel else [[name] for name in names]:
             if not executor.is_parallel and should_stop():
                 break
             try:
-                found = compact_in_rounds(
-                    store,
-                    some,
-                    partial(executor.compacted, bucket),
-                    failed,
-                    now_ms=now_ms,
-                    job_id=job_id,
-                    keys=bucket.keys(),
-                    should_stop=should_stop,
-                    **options,
-                )
+                found = rounds(some, partial(executor.compacted, bucket), failed)
             except LogError as error:
                 if executor.is_parallel or errors is None:
                     raise
@@ -330,14 +323,12 @@ def compact_in_rounds(
             _log.info("compaction committed: partition=%s outcome=%s", plan.name.topic_partition, outcome)
             earlier = outcomes.get(plan.name)
             outcomes[plan.name] = outcome if earlier is None else earlier.then(outcome)
-            if wants_another(store, plan, outcome, rows_max=options.get("rows_max", ROWS_MAX)):
+            if _wants_another(store, plan, outcome, options.get("rows_max", ROWS_MAX)):
                 remaining.append(plan.name)
     return [replace(outcomes[name], is_stopped=name in remaining) for name in names if name in outcomes]
 
 
-def wants_another(
-    store: ObjectStore, plan: CompactionPlan, outcome: CompactionOutcome, *, rows_max: int = ROWS_MAX
-) -> bool:
+def _wants_another(store: ObjectStore, plan: CompactionPlan, outcome: CompactionOutcome, rows_max: int) -> bool:
     """Whether no group was lost, entries are left, and the manifest has room for their objects. Raises NotFound."""
     if not plan.is_cut or not plan.groups or outcome.given_up:
         return False
@@ -390,18 +381,14 @@ def commit_compaction(
     same = [entry for entry in vouched if entry.ulid in {each.ulid for each in named}]
     before = [*(planned[ulid] for each in done for ulid in each.ulids), *same]
     after = [*(entry for each in done for entry in each.entries), *same]
-    return replace(_outcome(plan, manifest, before, after), was_done=was_done, given_up=given_up)
-
-
-def _outcome(
-    plan: CompactionPlan, manifest: Manifest, before: Sequence[SegmentEntry], after: Sequence[SegmentEntry]
-) -> CompactionOutcome:
     return CompactionOutcome(
         name=plan.name,
         job_id=plan.job_id,
         head_sequence=manifest.sequence,
         upto_offset=plan.upto_offset,
+        was_done=was_done,
         is_cut=plan.is_cut,
+        given_up=given_up,
         rows_before=len(before),
         rows_after=len(after),
         records_before=sum(entry.record_count for entry in before),

@@ -23,7 +23,7 @@ Views are not copied. Data is encrypted again, under the key ids of the entries 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -127,6 +127,8 @@ def plan_copy(
         )
         due.append(CopyEntry(entry=entry, encoding=encoding))
     at_once = any(each.entry.cleaned_through is not None for each in due)
+    costs = [cost_of([each.entry], each.encoding, prices) for each in due]
+    commits = 1 if at_once else -(-len(costs) // ENTRIES_A_MANIFEST)
     return CopyPlan(
         name=name,
         now_ms=now_ms,
@@ -134,7 +136,7 @@ def plan_copy(
         log_start_offset=manifest.log_start_offset,
         properties=dict(manifest.properties),
         at_once=at_once,
-        cost=_cost(due, at_once=at_once, prices=prices),
+        cost=RewriteCost.total(costs, 2 + commits, prices),
     )
 
 
@@ -381,8 +383,3 @@ def _check_ours(source: ObjectStore, target: ObjectStore, name: RemotePartitionN
 
 def _writer(source: ObjectStore) -> str:
     return f"{COPY}{source.url}"
-
-
-def _cost(due: Iterable[CopyEntry], *, at_once: bool, prices: PriceTable) -> RewriteCost:
-    costs = [cost_of([each.entry], each.encoding, prices) for each in due]
-    return RewriteCost.total(costs, 2 + (1 if at_once else -(-len(costs) // ENTRIES_A_MANIFEST)), prices)

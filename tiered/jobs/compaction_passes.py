@@ -8,7 +8,7 @@ group, and one new segment.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -83,12 +83,10 @@ class GroupWork:
         storage: Storage,
         directory: str,
         keys: KeyRing = NO_KEYS,
-        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`should_stop` is called between slices; CleaningAborted is raised if it returns true."""
         self._store, self._plan, self._group = store, plan, group
         self._storage, self._directory, self._keys = storage, directory, keys
-        self._pace = CleanerThrottle(plan.name.topic_partition, should_stop)
+        self._pace = CleanerThrottle(plan.name.topic_partition, lambda: False)
         cache = ChunkCache(_CACHE_BYTES)
         self._remote = RemotePartition(store, plan.name.prefix, cache, read_ahead_chunks=0, keys=keys)
 

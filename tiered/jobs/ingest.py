@@ -136,29 +136,28 @@ def plan_ingest(
     names = _partitions(store, topic, topic_id, create_partitions)
     manifests = {name: MetadataLog(store, name.prefix).load(exact=True) for name in names}
     note = AppliedJob(job_id=job_id)
-    done = {
-        name
-        for name, manifest in manifests.items()
-        if manifest is not None and is_done(manifest, note) and not is_stream
-    }
-    for name, manifest in manifests.items():
-        if manifest is not None and name not in done and manifest.writer_id != INGEST + job_id:
+    known = {name: manifest for name, manifest in manifests.items() if manifest is not None}
+    done = set() if is_stream else {name for name, manifest in known.items() if is_done(manifest, note)}
+    joined = {name for name, manifest in known.items() if manifest.writer_id == INGEST + job_id}
+    for name, manifest in known.items():
+        if name not in done | joined:
             _check_free(store, name, manifest, takes_leadership=takes_leadership, keys=keys)
-    own = next((manifest.properties for manifest in manifests.values() if manifest is not None), dict(settings or {}))
+    own = next((manifest.properties for manifest in known.values()), dict(settings or {}))
     targets = []
-    for name, manifest in manifests.items():
-        if manifest is not None and name in done:
-            targets.append(IngestTarget(name=name, epoch=manifest.epoch, start_offset=end_of(manifest), is_done=True))
+    for name in names:
+        if name in done:
+            end = end_of(known[name])
+            targets.append(IngestTarget(name=name, epoch=known[name].epoch, start_offset=end, is_done=True))
             continue
-        if manifest is None or manifest.writer_id != INGEST + job_id:
-            manifest = _taken(store, name, job_id, own, now_ms)
+        manifest = known[name] if name in joined else _taken(store, name, job_id, own, now_ms)
         targets.append(_target(store, name, manifest, keys, is_stream=is_stream))
     return IngestPlan(
         job_id=job_id,
         topic=topic,
         topic_id=names[0].topic_id,
         now_ms=now_ms,
-        settings=_with_key({**own, **(settings or {})}, targets),
+        # After encrypted entries the job encrypts in any case.
+        settings=with_key_of({**own, **(settings or {})}, [each.last for each in targets if each.last is not None]),
         targets=tuple(targets),
         span=span,
     )
@@ -272,11 +271,6 @@ def _target(
         epochs=tuple((int(epoch), int(start)) for _, (epoch, start) in entries),
         last=last,
     )
-
-
-def _with_key(settings: Mapping[str, str], targets: Sequence[IngestTarget]) -> dict[str, str]:
-    """Return the job's settings with a key id: after encrypted entries the job encrypts in any case."""
-    return with_key_of(settings, [each.last for each in targets if each.last is not None])
 
 
 def _source(store: ObjectStore, name: RemotePartitionName, keys: KeyRing) -> PartitionSource:

@@ -7,7 +7,6 @@ records and one batch's encoding. Disk: one segment for each partition of the ta
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -70,13 +69,11 @@ class IngestTask:
         storage: Storage,
         directory: str,
         keys: KeyRing = NO_KEYS,
-        progress: Callable[[int], None] = lambda size_bytes: None,
     ) -> None:
         self._store, self._plan, self._task = store, plan, task
         self._storage, self._directory = storage, directory
         self._settings = log_settings({**DEFAULTS, **plan.settings})
         self._object_encoding = encoding_of(plan.settings, keys)
-        self._progress = progress
         self._targets = {target.name.partition: target for target in plan.targets}
         self._partitions: dict[int, _Partition] = {}
         self._held_bytes = 0
@@ -199,7 +196,6 @@ class IngestTask:
         )
         known.entries.append(entry)
         self._storage.unlink(path)
-        self._progress(known.size_bytes)
 
     def _epochs(self, known: _Partition) -> tuple[tuple[int, int], ...]:
         epoch, before = known.target.epoch, known.target.epochs

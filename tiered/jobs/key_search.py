@@ -34,7 +34,6 @@ from local.storage import Storage
 from local.verify.findings import Finding
 from local.verify.findings import error as error_code
 from policies.cost.prices import BUILT_IN, PriceTable
-from policies.cost.storage_cost import request_cost, retrieval_cost
 from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition, why_missing
 from remote.keys import full_key, own_part, parse_view_key
@@ -44,7 +43,7 @@ from remote.manifest.view import CompactedView
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
 from tiered.jobs.job_bucket import Bucket
-from tiered.jobs.rewriting import RewriteCost
+from tiered.jobs.rewriting import RewriteCost, read_cost
 from tiered.jobs.runner import BucketJob, Executor, Failures, StateFile, run_job
 from tiered.stores.object_encoding import SettingsOf, own_settings
 
@@ -352,14 +351,7 @@ class Scan:
 
 def scan_price(entries: Iterable[SegmentEntry], prices: PriceTable = BUILT_IN) -> RewriteCost:
     """Return the price to read each segment or view part once."""
-    gets, size, dollars = 0, 0, 0.0
-    for entry in entries:
-        here, ranges = prices.of(entry.storage_class), -(-entry.stored_bytes // RANGE_BYTES)
-        gets += 1 + ranges
-        size += entry.stored_bytes + entry.indexes_bytes
-        dollars += request_cost(gets=ranges, prices=here) + retrieval_cost(entry.stored_bytes, here)
-        dollars += request_cost(gets=1, prices=prices.of(None))
-    return RewriteCost(gets=gets, read_bytes=size, dollars=dollars)
+    return RewriteCost.total([read_cost(entry, prices) for entry in entries], 0, prices)
 
 
 class _Redaction(msgspec.Struct, frozen=True):

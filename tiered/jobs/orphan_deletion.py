@@ -109,13 +109,13 @@ _LIST = msgspec.json.Decoder(GarbageList)
 class Deleted:
     """The deleted entries, and counts of the entries that stayed.
 
-    `young`: in their grace period. `somebodys`: named by a manifest, or no longer there. `unjudged`: the error by
+    `young`: in their grace period. `named`: named by a manifest, or no longer there. `unjudged`: the error by
     prefix of each partition that could not be checked.
     """
 
     entries: tuple[Garbage, ...]
     young: int = 0
-    somebodys: int = 0
+    named: int = 0
     unjudged: Mapping[str, LogError] = field(default_factory=dict)
 
     @property
@@ -126,7 +126,7 @@ class Deleted:
         return Deleted(
             entries=(*self.entries, *other.entries),
             young=self.young + other.young,
-            somebodys=self.somebodys + other.somebodys,
+            named=self.named + other.named,
             unjudged={**self.unjudged, **other.unjudged},
         )
 
@@ -244,8 +244,8 @@ def delete_garbage(
         due = tuple(each for each in confirmed if each.is_due(now_ms, grace_ms))
         if not dry_run:
             _delete(store, name, due, epoch, uploads)
-        young, somebodys = len(confirmed) - len(due), len(wanted) - len(confirmed)
-        done = done.plus(Deleted(entries=due, young=young, somebodys=somebodys))
+        young, named = len(confirmed) - len(due), len(wanted) - len(confirmed)
+        done = done.plus(Deleted(entries=due, young=young, named=named))
     return done
 
 

@@ -98,14 +98,14 @@ DAY_MS = 86_400_000
 class Redaction:
     """The plan of one partition: `rewrite` has a group for each segment with a record of the keys.
 
-    `view_parts` are the parts to rewrite, by view. `held_back` segments hide older records of the keys in an unread
+    `parts_by_view` are the parts to rewrite. `held_back` segments hide older records of the keys in an unread
     segment, and stay. `scan_gets`, `scan_bytes` and `scan_dollars` are the price of both scans: all segments once, and
     for the proof again the unread segments and those with keys. `scan_dollars` is None if the prices of a storage class
     are unknown. `storage_dollars` is the price of the old objects until they are deleted.
     """
 
     rewrite: RewritePlan
-    view_parts: Mapping[str, tuple[SegmentEntry, ...]]
+    parts_by_view: Mapping[str, tuple[SegmentEntry, ...]]
     settings: Mapping[str, str]
     segments: int
     records: int
@@ -115,7 +115,6 @@ class Redaction:
     scan_gets: int
     scan_bytes: int
     scan_dollars: float | None
-    cost: RewriteCost
     storage_dollars: float
 
     @property
@@ -123,17 +122,25 @@ class Redaction:
         return self.rewrite.name
 
     @property
-    def matched(self) -> list[SegmentEntry]:
-        return [*(each for parts in self.view_parts.values() for each in parts), *self._entries]
+    def matched(self) -> int:
+        """The number of segments to rewrite."""
+        return len(self.rewrite.groups)
 
     @property
-    def _entries(self) -> Iterator[SegmentEntry]:
-        return (entry for group in self.rewrite.groups for entry in group.entries)
+    def view_parts(self) -> int:
+        """The number of view parts to rewrite."""
+        return sum(map(len, self.parts_by_view.values()))
+
+    @property
+    def due(self) -> list[SegmentEntry]:
+        """The view parts and the segments to rewrite."""
+        parts = [each for parts in self.parts_by_view.values() for each in parts]
+        return parts + [entry for group in self.rewrite.groups for entry in group.entries]
 
     @property
     def size_bytes(self) -> int:
         """The bytes that the rewriting reads."""
-        return sum(entry.size_bytes for entry in self.matched)
+        return sum(entry.size_bytes for entry in self.due)
 
 
 def plan_redaction(scan: Scan, *, now_ms: int, prices: PriceTable = BUILT_IN) -> Redaction:
@@ -159,14 +166,13 @@ def plan_redaction(scan: Scan, *, now_ms: int, prices: PriceTable = BUILT_IN) ->
     matched = [*due, *(each for some in parts.values() for each in some)]
     costs = [cost_of([each], encoding_of_entry(each, found.settings), prices, replaced_ms=now_ms) for each in matched]
     manifests = len(parts) + _commits(groups)
-    cost = RewriteCost.total(costs, manifests, prices)
     rewrite = RewritePlan(
         job_id=f"{REDACTION}{new_ulid(now_ms)}",
         name=found.name,
         epoch=found.epoch,
         now_ms=now_ms,
         groups=groups,
-        cost=cost,
+        cost=RewriteCost.total(costs, manifests, prices),
     )
     grace_days = rules.delete_grace_ms / DAY_MS
     stored = sum(each.stored_bytes + each.indexes_bytes for each in matched)
@@ -182,7 +188,7 @@ def plan_redaction(scan: Scan, *, now_ms: int, prices: PriceTable = BUILT_IN) ->
     is_priced = all(each.storage_class is None or each.storage_class in prices.classes for each in scanned)
     return Redaction(
         rewrite=rewrite,
-        view_parts=parts,
+        parts_by_view=parts,
         settings=found.settings,
         segments=len(list(found.scanned)),
         records=scan.records,
@@ -192,7 +198,6 @@ def plan_redaction(scan: Scan, *, now_ms: int, prices: PriceTable = BUILT_IN) ->
         scan_gets=scan_cost.gets,
         scan_bytes=scan_cost.read_bytes,
         scan_dollars=scan_cost.dollars if is_priced else None,
-        cost=cost,
         storage_dollars=monthly_storage(stored, prices.of(None)) * grace_days / DAYS_PER_MONTH,
     )
 
@@ -305,10 +310,10 @@ def _last_data_offsets(remote: RemotePartition, entry: SegmentEntry) -> NDArray[
 
 def _actions(table: BatchTable, keep: Flags, stays: Flags) -> NDArray[np.uint8]:
     counts = table.record_counts
-    kept = kernels.count_bits(packed(keep), counts)
+    remaining = kernels.count_bits(packed(keep), counts)
     actions = np.full(len(table), REBUILD, np.uint8)
-    actions[kept == 0] = np.where(stays, EMPTY, DROP)[kept == 0]
-    actions[kept == counts] = VERBATIM
+    actions[remaining == 0] = np.where(stays, EMPTY, DROP)[remaining == 0]
+    actions[remaining == counts] = VERBATIM
     return actions
 
 
@@ -365,7 +370,7 @@ class ViewRedactionJob(BucketJob[ViewUnit, "NewParts", bool]):
     now_ms: Clock
 
     def __post_init__(self) -> None:
-        self.description = f"rewriting {sum(len(each.view_parts) for each in self.plans)} compacted views"
+        self.description = f"rewriting {sum(len(each.parts_by_view) for each in self.plans)} compacted views"
         self.failures = Failures([each.name for each in self.plans])
         self._committed = [0] * len(self.plans)
 
@@ -375,7 +380,7 @@ class ViewRedactionJob(BucketJob[ViewUnit, "NewParts", bool]):
 
     def units(self) -> Iterator[ViewUnit]:
         for number, each in enumerate(self.plans):
-            for view, parts in each.view_parts.items():
+            for view, parts in each.parts_by_view.items():
                 yield ViewUnit(number, replace(each.rewrite, groups=()), each.settings, view, parts)
 
     def size_of(self, unit: ViewUnit) -> int:
@@ -403,7 +408,7 @@ class ViewRedactionJob(BucketJob[ViewUnit, "NewParts", bool]):
                 self._committed[unit.number] += 1
 
     def outcomes(self) -> list[bool]:
-        return [done == len(each.view_parts) for done, each in zip(self._committed, self.plans, strict=True)]
+        return [done == len(each.parts_by_view) for done, each in zip(self._committed, self.plans, strict=True)]
 
 
 def commit_view(store: ObjectStore, unit: ViewUnit, parts: NewParts, *, now_ms: int) -> None:
@@ -437,7 +442,7 @@ class Holder:
 
 def holders_of(store: ObjectStore, plan: Redaction, *, committed_ms: int) -> list[Holder]:
     """Return what still holds the old objects of a partition, or copies of their records. Lists the pins."""
-    if not plan.matched:
+    if not plan.due:
         return []
     name = plan.name
     found: list[tuple[str, int | None, str]] = []
@@ -451,7 +456,7 @@ def holders_of(store: ObjectStore, plan: Redaction, *, committed_ms: int) -> lis
     found += [("pin", pin.expires_ms, pin.holder) for pin in pins if pin.fork is None and pin.expires_ms > committed_ms]
     for fork in sorted(forks_of(pins)):
         found.append(("fork", None, f"{fork.rstrip('/')}: redact the fork too, or delete it"))
-    homes = {home_of(entry.data_key) for entry in plan.matched if is_in_other_topic(entry.data_key)}
+    homes = {home_of(entry.data_key) for entry in plan.due if is_in_other_topic(entry.data_key)}
     for home in sorted(homes):
         found.append(("source of the fork", None, f"{home.rstrip('/')}: redact the source too"))
     detail = "not touched: segments on the manager's disk, until retention, tiered delete-records or compaction"

@@ -284,20 +284,24 @@ def cost_of(
     Indexes are in STANDARD, for any class of the data. After the upload both objects are asked for their sizes. With
     `replaced_ms` the old objects are deleted at this time: a class still bills the rest of its minimum storage time.
     """
-    gets = sum(1 + -(-entry.stored_bytes // RANGE_BYTES) for entry in entries)
     size = sum(entry.size_bytes for entry in entries)
-    puts = upload_requests(size) + 1
-    read = sum(entry.stored_bytes + entry.indexes_bytes for entry in entries)
-    target_prices = prices.of(encoding.storage_class)
-    dollars = request_cost(puts=puts - 1, gets=1, prices=target_prices) + size / GIB * target_prices.write_per_gb
-    dollars += request_cost(puts=1, gets=1 + len(entries), prices=prices.of(None))
+    puts, to = upload_requests(size), prices.of(encoding.storage_class)
+    dollars = request_cost(puts=puts, gets=1, prices=to) + size / GIB * to.write_per_gb
+    dollars += request_cost(puts=1, gets=1, prices=prices.of(None))
     for entry in entries:
-        here = prices.of(entry.storage_class)
-        dollars += request_cost(gets=-(-entry.stored_bytes // RANGE_BYTES), prices=here)
-        dollars += retrieval_cost(entry.stored_bytes, here)
         if replaced_ms is not None and entry.committed_ms:
-            dollars += early_deletion(entry.stored_bytes, max(0, replaced_ms - entry.committed_ms) / DAY_MS, here)
-    return RewriteCost(gets=gets + 2, puts=puts, read_bytes=read, write_bytes=size, dollars=dollars)
+            age_days = max(0, replaced_ms - entry.committed_ms) / DAY_MS
+            dollars += early_deletion(entry.stored_bytes, age_days, prices.of(entry.storage_class))
+    write = RewriteCost(gets=2, puts=puts + 1, write_bytes=size, dollars=dollars)
+    return RewriteCost.total([write, *(read_cost(entry, prices) for entry in entries)], 0, prices)
+
+
+def read_cost(entry: SegmentEntry, prices: PriceTable) -> RewriteCost:
+    """Return the cost to read a segment once, its indexes included."""
+    here, ranges = prices.of(entry.storage_class), -(-entry.stored_bytes // RANGE_BYTES)
+    dollars = request_cost(gets=ranges, prices=here) + retrieval_cost(entry.stored_bytes, here)
+    dollars += request_cost(gets=1, prices=prices.of(None))
+    return RewriteCost(gets=1 + ranges, read_bytes=entry.stored_bytes + entry.indexes_bytes, dollars=dollars)
 
 
 # --- doing -----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import click
@@ -189,21 +190,9 @@ def _plans(
     ids = {topic: topic_id_for(source, bucket.store, topic, own, asked=topic_id) for topic, own in topics.items()}
     flags = {KEY_ID: key_id or "", "remote.compression": codec or ""}
     own = {name: value for name, value in flags.items() if value}
-    settings = {topic: bucket.settings_of(topic, {}, **own) for topic in topics}
-    return [
-        plan_import(
-            source,
-            external,
-            name,
-            bucket.store,
-            topic_id=ids[name.topic],
-            now_ms=now_ms(),
-            encoding=encoding_of_settings(settings[name.topic]),
-            properties=own,
-            prices=prices,
-        )
-        for name in names
-    ]
+    encodings = {topic: encoding_of_settings(bucket.settings_of(topic, {}, **own)) for topic in topics}
+    plan = partial(plan_import, source, external, target=bucket.store, properties=own, prices=prices)
+    return [plan(name, topic_id=ids[name.topic], now_ms=now_ms(), encoding=encodings[name.topic]) for name in names]
 
 
 def _named(there: list[ExternalName], targets: tuple[str, ...], url: str) -> list[ExternalName]:

@@ -213,14 +213,14 @@ def _row(each: Unit) -> PipelineUnit:
     from tiered.jobs.pipeline import Stage, State
 
     is_known = each.state is State.DONE or each.bytes_after > 0  # for due work only a merge plan knows the segments
-    is_told = is_known or (each.state is State.DUE and each.stage is Stage.MERGE)
+    are_segments_known = is_known or (each.state is State.DUE and each.stage is Stage.MERGE)
     return PipelineUnit.of(
         each,
         stage=str(each.stage),
         node=each.unit if each.topic is None else None,
         state=str(each.state),
         segments_before=each.rows_before,
-        segments_after=each.rows_after if is_told else None,
+        segments_after=each.rows_after if are_segments_known else None,
         bytes_after=each.bytes_after if is_known else None,
     )
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from local.errors import LogError
     from tiered.jobs.job_bucket import Bucket as TaskBucket
     from tiered.jobs.key_search import KeyCount, KeyDigests, Scan, Survey
-    from tiered.jobs.redacting import Holder, Redaction
+    from tiered.jobs.redacting import Redaction
     from tiered.jobs.rewriting import RewriteOutcome
     from tiered.jobs.runner import Executor
 
@@ -217,14 +217,14 @@ def redact(
 
 
 def _redact(work: _Work, scans: Sequence[Scan]) -> int:
-    from tiered.jobs.redacting import holders_of, plan_redaction
+    from tiered.jobs.redacting import plan_redaction
 
-    session, job, bucket = work.session, work.job, work.bucket
+    session, job = work.session, work.job
     if not all(each.is_whole for each in scans):
         return job.interrupted("continue with the same command and --resume")
     prices = session.prices()
     plans = [plan_redaction(each, now_ms=now_ms(), prices=prices) for each in scans]
-    matched = sum(len(each.matched) for each in plans)
+    matched = sum(len(each.due) for each in plans)
     if job.dry_run or not matched:
         return _print_plans(work, scans, plans)
     records = sum(each.records for each in plans)
@@ -240,12 +240,10 @@ def _redact(work: _Work, scans: Sequence[Scan]) -> int:
         return job.interrupted("the records are erased, but not searched again: run the same command with --verify")
     proofs = {each.survey.name: each for each in again}
     rows_done = [
-        RedactedPartition.of(plan.name, outcome, plan, view_parts=_view_parts(plan), **_proved(proofs.get(plan.name)))
+        RedactedPartition.of(plan.name, outcome, plan, **_proved(proofs.get(plan.name)))
         for plan, outcome in zip(plans, outcomes, strict=True)
     ]
-    held = [one for each in plans for one in holders_of(bucket.store, each, committed_ms=committed_ms)]
-    holders = [*_holders(held), *_view_builds(again)]
-    findings = _findings(again)
+    holders, findings = _holders(work, again, plans, committed_ms), _findings(again)
     job.print(Redacted(dry_run=False, keys=work.keys.count, holders=holders, findings=findings, partitions=rows_done))
     _say_holders(session, holders)
     code = max(failed, _report_findings(work, findings))
@@ -261,24 +259,21 @@ def _redact(work: _Work, scans: Sequence[Scan]) -> int:
 def _print_plans(work: _Work, scans: Sequence[Scan], plans: Sequence[Redaction]) -> Exit:
     """Print the plans; the findings are the unread segments, and without a segment to rewrite those with keys too."""
     from tiered.jobs.key_search import NOT_READ
-    from tiered.jobs.redacting import holders_of
 
     session, job = work.session, work.job
-    found = [one for each in plans for one in holders_of(work.bucket.store, each, committed_ms=now_ms())]
-    holders = [*_holders(found), *_view_builds(scans)]
+    holders, findings = _holders(work, scans, plans, now_ms()), _findings(scans)
     job.print(
         RedactPlanned(
             dry_run=job.dry_run,
-            dollars=sum(each.cost.dollars for each in plans),
+            dollars=sum(each.rewrite.cost.dollars for each in plans),
             scan_dollars=_scan_dollars(plans),
             keys=work.keys.count,
             holders=holders,
-            partitions=[PlannedRedaction.of(each.name, each, each.cost, **_counts(each)) for each in plans],
+            partitions=[PlannedRedaction.of(each.name, each, each.rewrite.cost) for each in plans],
         )
     )
     _say_holders(session, holders)
-    findings = _findings(scans)
-    if not any(each.matched for each in plans):
+    if not any(each.due for each in plans):
         session.say(_why_nothing(plans))
         return _report_findings(work, findings)
     session.say(f"{_price(plans)}; nothing changed")
@@ -294,16 +289,8 @@ def _verify(work: _Work) -> int:
     findings = _findings(scans)
     size = sum(entry.stored_bytes + entry.indexes_bytes for entry in entries)
     work.job.print(KeysSearched(keys=work.keys.count, segments=len(entries), read_bytes=size, findings=findings))
-    _say_holders(work.session, _view_builds(scans))
+    _say_holders(work.session, _holders(work, scans))
     return _report_findings(work, findings)
-
-
-def _counts(plan: Redaction) -> dict[str, int]:
-    return {"matched": len(plan.matched) - _view_parts(plan), "view_parts": _view_parts(plan)}
-
-
-def _view_parts(plan: Redaction) -> int:
-    return sum(map(len, plan.view_parts.values()))
 
 
 def _proved(proof: Scan | None) -> dict[str, int | None]:
@@ -319,7 +306,7 @@ def _scan_dollars(plans: Sequence[Redaction]) -> float | None:
 
 
 def _price(plans: Sequence[Redaction]) -> str:
-    dollars, scan_dollars = sum(each.cost.dollars for each in plans), _scan_dollars(plans)
+    dollars, scan_dollars = sum(each.rewrite.cost.dollars for each in plans), _scan_dollars(plans)
     searches = "an unknown price" if scan_dollars is None else f"${format_dollars(scan_dollars)}"
     return f"${format_dollars(dollars)}, and {searches} for both searches, of which the first is paid"
 
@@ -333,16 +320,10 @@ def _why_nothing(plans: Sequence[Redaction]) -> str:
 
 
 def _findings(scans: Sequence[Scan]) -> list[KeyFinding]:
-    found = [finding for each in scans for finding in each.findings()]
+    found = ((finding, finding.offsets or (0, 0)) for each in scans for finding in each.findings())
     return [
-        KeyFinding(
-            code=each.code,
-            object=each.where,
-            base_offset=(each.offsets or (0, 0))[0],
-            next_offset=(each.offsets or (0, 0))[1],
-            what=each.line,
-        )
-        for each in found
+        KeyFinding(code=each.code, object=each.where, base_offset=base, next_offset=following, what=each.line)
+        for each, (base, following) in found
     ]
 
 
@@ -361,14 +342,15 @@ def _searched_place(targets: Sequence[str]) -> str:
     return "these topics" if all(parse_partition(each)[1] is None for each in targets) else "these partitions"
 
 
-def _holders(found: Sequence[Holder]) -> list[RecordHolder]:
+def _holders(
+    work: _Work, scans: Sequence[Scan], plans: Sequence[Redaction] = (), committed_ms: int = 0
+) -> list[RecordHolder]:
+    """Return what still holds the records of `plans`, and the builds of views that `scans` found."""
+    from tiered.jobs.redacting import holders_of, view_builds_of
+
+    found = [one for each in plans for one in holders_of(work.bucket.store, each, committed_ms=committed_ms)]
+    found += [one for each in scans for one in view_builds_of(each.survey)]
     return [RecordHolder.of(each.name, each) for each in found]
-
-
-def _view_builds(scans: Sequence[Scan]) -> list[RecordHolder]:
-    from tiered.jobs.redacting import view_builds_of
-
-    return _holders([one for each in scans for one in view_builds_of(each.survey)])
 
 
 def _say_holders(session: Session, holders: Sequence[RecordHolder]) -> None:

@@ -18,9 +18,8 @@ from tiered.cli.session import Session, confirm, now_ms
 from tiered.config.units import counted, format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:
-    from policies.cost.prices import PriceTable
     from tiered.migrate.fork import ForkPlan
-    from tiered.migrate.restore_plan import PartitionRestore, SkippedPartition
+    from tiered.migrate.restore_plan import SkippedPartition
     from tiered.migrate.restore_running import RestoredPartition
 
 
@@ -115,7 +114,10 @@ def restore(
         parts = [each for topic in plan for each in topic.partitions]
         prices = session.prices()
         dollars = sum(each.dollars(prices) for each in parts)
-        rows = [_planned(each, prices) for each in parts]
+        rows = [
+            PlannedRestore.of(each.name, each, each.manifest, segments=len(each.entries), dollars=each.dollars(prices))
+            for each in parts
+        ]
         planned = RestorePlanned(dry_run=dry_run, dollars=dollars, partitions=rows)
         fenced = " (fences the current writer)" if any(topic.wish.takes_over for topic in plan) else ""
         summary = f"{counted(len(parts), 'partition')}, {format_bytes(sum(each.read_bytes for each in parts))}"
@@ -159,13 +161,6 @@ def _say_rest(session: Session, done: Sequence[RestoredPartition], root: str) ->
             )
             click.echo(f"! {each.partition}: {hint}", err=True)
     session.say(f"next: tiered verify {root}")
-
-
-def _planned(each: PartitionRestore, prices: PriceTable) -> PlannedRestore:
-    start = each.manifest.log_start_offset
-    return PlannedRestore.of(
-        each.name, each, log_start_offset=start, segments=len(each.entries), dollars=each.dollars(prices)
-    )
 
 
 class ForkedPartition(PartitionRow):

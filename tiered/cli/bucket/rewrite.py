@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +19,7 @@ from tiered.config.units import counted, format_bytes, format_count, format_doll
 
 if TYPE_CHECKING:
     from remote.manifest.catalog import RemotePartitionName
+    from tiered.jobs.bucket_copying import CopyPlan
     from tiered.jobs.rewriting import RewriteOutcome, RewritePlan
 
 
@@ -207,14 +208,10 @@ def copy(
                 )
                 for name in job.names(bucket)
             ]
-        rows = [
-            PlannedCopy.of(plan.name, plan.cost, segments=len(plan.entries), groups=len(plan.entries)) for plan in plans
-        ]
-        dollars = sum(plan.cost.dollars for plan in plans)
-        planned = RewritePlanned(dry_run=job.dry_run, dollars=dollars, partitions=rows)
+        planned = _planned(job, plans, [(len(plan.entries), len(plan.entries)) for plan in plans])
         count, size = sum(len(plan.entries) for plan in plans), sum(plan.size_bytes for plan in plans)
         summary = f"{counted(count, 'segment')}, {format_bytes(size)}, to {target_url}"
-        summary += f" for about ${format_dollars(dollars)}"
+        summary += f" for about ${format_dollars(planned.dollars)}"
         if not job.proceeds(planned, "copy", "copied", summary, yes=job.yes):
             return Exit.DONE
         work = CopyJob(source=job.tasks_of(bucket), target=target, plans=plans, now_ms=now_ms)
@@ -234,25 +231,26 @@ def copy(
     return Exit.FINDINGS if any(each.differences for each in done) else Exit.DONE
 
 
+def _planned(
+    job: RewriteCommand, plans: Sequence[RewritePlan | CopyPlan], counts: Sequence[tuple[int, int]]
+) -> RewritePlanned:
+    """Return the printed plans; `counts` are the segments of each one, and the new segments."""
+    rows = [
+        PlannedCopy.of(plan.name, plan.cost, segments=segments, groups=groups)
+        for plan, (segments, groups) in zip(plans, counts, strict=True)
+    ]
+    return RewritePlanned(dry_run=job.dry_run, dollars=sum(each.cost.dollars for each in plans), partitions=rows)
+
+
 def _run(session: Session, job: RewriteCommand, planner: Planner, storage_class: str | None) -> int:
     from tiered.jobs.rewriting import RewriteJob
 
     with job.opened(rate=job.rate, writes_segments=True) as bucket, ExitStack() as opened:
         plans = [plan for name in job.names(bucket) if (plan := planner(bucket, name)).groups]
-        rows = [
-            PlannedCopy.of(
-                plan.name,
-                plan.cost,
-                segments=sum(len(group.entries) for group in plan.groups),
-                groups=len(plan.groups),
-            )
-            for plan in plans
-        ]
-        dollars = sum(plan.cost.dollars for plan in plans)
-        planned = RewritePlanned(dry_run=job.dry_run, dollars=dollars, partitions=rows)
-        groups = [group for plan in plans for group in plan.groups]
+        counts = [(sum(len(group.entries) for group in plan.groups), len(plan.groups)) for plan in plans]
+        planned, groups = _planned(job, plans, counts), [group for plan in plans for group in plan.groups]
         summary = f"{counted(len(groups), 'segment')}, {format_bytes(sum(plan.cost.write_bytes for plan in plans))}"
-        summary += f", for about ${format_dollars(dollars)}"
+        summary += f", for about ${format_dollars(planned.dollars)}"
         nothing = None if plans else "nothing to rewrite"
         if not job.proceeds(planned, "write", "written", summary, yes=job.yes, nothing=nothing):
             return Exit.DONE
@@ -274,7 +272,6 @@ def _run(session: Session, job: RewriteCommand, planner: Planner, storage_class:
 
 
 def _report(session: Session, done: list[tuple[RewritePlan, RewriteOutcome]]) -> Exit:
-    code = Exit.DONE
     for plan, outcome in done:
         if outcome.given_up:
             groups = counted(outcome.given_up, "group")
@@ -282,14 +279,13 @@ def _report(session: Session, done: list[tuple[RewritePlan, RewriteOutcome]]) ->
         if not outcome.is_complete:
             groups = counted(len(plan.groups) - outcome.groups, "group")
             session.warn(f"{_where(plan.name)}: {groups} not rewritten: too many pending deletes")
-            code = max(code, Exit.FINDINGS)
-        if outcome.given_up:
-            code = Exit.CONFLICT
-    if code is Exit.CONFLICT:
+    if any(outcome.given_up for _, outcome in done):
         session.warn("some segments are not rewritten; run the same command again")
-    elif code is Exit.FINDINGS:
-        session.warn("some segments are not rewritten; run the same command again after the grace period")
-    return code
+        return Exit.CONFLICT
+    if all(outcome.is_complete for _, outcome in done):
+        return Exit.DONE
+    session.warn("some segments are not rewritten; run the same command again after the grace period")
+    return Exit.FINDINGS
 
 
 def _where(name: RemotePartitionName) -> str:

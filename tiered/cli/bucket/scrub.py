@@ -90,7 +90,8 @@ def scrub(
 
     With --deep every byte is read.
     """
-    from tiered.config.user_files import check_target
+    from tiered.config.user_files import check_target, write_given
+    from tiered.health.scrub_report import encode_report
 
     if resume and not deep:
         raise click.UsageError("--resume requires --deep; a scrub of metadata always starts from the beginning")
@@ -103,9 +104,12 @@ def scrub(
         return job.interrupted("resume with: tiered scrub --deep --resume")
     lost = lost_partitions(session, targets) if job.url is None else {}
     serious = [each for each in found.findings if each.severity != "info"]
-    path = report or (_default_report(session, found) if serious else None)
+    path = report
+    if path is None and serious:
+        moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime(found.finished_ms / 1000))
+        path = os.path.join(session.directory, f"scrub-{moment}.json")
     if path is not None:
-        _write(path, found)
+        write_given(path, encode_report(found), _WRITING)
     findings = [ScrubFinding.of(each) for each in found.findings]
     job.print(Scrubbed.of(found, report=path, lost=[str(name) for name in lost], findings=findings))
     _print_summary(session, found, path)
@@ -144,18 +148,6 @@ def _scrubbed(
     if state is not None:
         state.remove()
     return found
-
-
-def _default_report(session: Session, found: ScrubReport) -> str:
-    moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime(found.finished_ms / 1000))
-    return os.path.join(session.directory, f"scrub-{moment}.json")
-
-
-def _write(path: str, found: ScrubReport) -> None:
-    from tiered.config.user_files import write_given
-    from tiered.health.scrub_report import encode_report
-
-    write_given(path, encode_report(found), _WRITING)
 
 
 def _print_summary(session: Session, found: ScrubReport, path: str | None) -> None:
@@ -214,16 +206,19 @@ def repair(
     job: BucketCommand = GROUP,
 ) -> int:
     """Repair the damage in a scrub's report, from this machine's disk or from other objects of the bucket."""
+    from tiered.config.user_files import read_given
     from tiered.health.repair import plan_repair, run_repair
+    from tiered.health.scrub_report import decode_report
 
     if job.topic_id is not None:
         raise click.UsageError("--topic-id does not apply to repair; the report names topics by their ids")
-    found = _read_report(report)
+    read = read_given(report, "cannot read the scrub report", "run 'tiered scrub --deep'", name="path")
+    found = decode_report(read, report)
     with open_bucket(session, job.url, job.options, copies=True, writes_segments=True) as bucket:
         for topic in sorted({each.topic for each in found.of("corrupt")}):
             bucket.settings_of(topic, {})  # unsupported settings are not damage without a good copy
         plan = plan_repair(bucket.store, found, keys=bucket.keys, copies=bucket.copies)
-        rows = [_row(each, "to do") for each in plan.repairs] + _unrepaired(plan)
+        rows = [_row(each, "to do") for each in plan.repairs]
         failed: tuple[Untouched, ...] = ()
         if plan.repairs and not dry_run:
             summary = f"{counted(len(plan.segments), 'segment')} and {counted(len(plan.pages), 'page')}"
@@ -239,27 +234,12 @@ def repair(
                     progress=advance,
                     settings=bucket.settings_of,
                 )
-            rows = [_row(each, "repaired") for each in done.done] + _unrepaired(plan)
-            rows += [_untouched(each, "failed") for each in done.failed]
-            failed = done.failed
+            rows, failed = [_row(each, "repaired") for each in done.done], done.failed
+    untouched = {"hopeless": plan.hopeless, "needless": plan.needless, "failed": failed}
+    rows += [_untouched(each, state) for state, those in untouched.items() for each in those]
     job.print(Repaired(dry_run=dry_run, size_bytes=plan.size_bytes, repairs=rows))
     _print_repairs(session, plan, failed, dry_run=dry_run)
     return Exit.CORRUPTION if plan.hopeless or failed else Exit.FINDINGS if plan.repairs and dry_run else Exit.DONE
-
-
-def _read_report(path: str) -> ScrubReport:
-    from tiered.config.user_files import read_given
-    from tiered.health.scrub_report import decode_report
-
-    return decode_report(
-        read_given(path, "cannot read the scrub report", "run 'tiered scrub --deep'", name="path"), path
-    )
-
-
-def _unrepaired(plan: RepairPlan) -> list[RepairRow]:
-    return [_untouched(each, "hopeless") for each in plan.hopeless] + [
-        _untouched(each, "needless") for each in plan.needless
-    ]
 
 
 def _print_repairs(session: Session, plan: RepairPlan, failed: tuple[Untouched, ...], *, dry_run: bool) -> None:
@@ -273,15 +253,11 @@ def _print_repairs(session: Session, plan: RepairPlan, failed: tuple[Untouched, 
 
 
 def _row(each: SegmentRepair | PageRepair, state: str) -> RepairRow:
-    from tiered.health.repair import SegmentRepair
+    from tiered.health.repair import PageRepair
 
-    part = each.entry if isinstance(each, SegmentRepair) else each.page
-    return RepairRow.of(each, each.name, part, state=state, relative=_relative(each), why=None)
-
-
-def _relative(each: SegmentRepair | PageRepair) -> str | None:
-    relative = getattr(each, "relative", None)
-    return str(relative.topic_partition) if relative is not None else None
+    part, relative = each.page if isinstance(each, PageRepair) else each.entry, getattr(each, "relative", None)
+    copy_of = str(relative.topic_partition) if relative is not None else None
+    return RepairRow.of(each, each.name, part, state=state, relative=copy_of, why=None)
 
 
 def _untouched(each: Untouched, state: str) -> RepairRow:
@@ -415,7 +391,7 @@ def _delete(session: Session, job: JobCommand, path: str, grace_ms: int, *, yes:
     session.say(
         f"{('would delete' if dry_run else 'deleted')} {len(done.entries)}, "
         f"{format_bytes(done.size_bytes)}; kept {done.young} younger than {format_ms(grace_ms)}, "
-        f"{done.somebodys} that a manifest names or that no longer exist"
+        f"{done.named} that a manifest names or that no longer exist"
     )
     for prefix, error in done.unjudged.items():
         click.echo(f"! {prefix}: cannot be checked, its objects stay: {' '.join(str(error).split())}", err=True)

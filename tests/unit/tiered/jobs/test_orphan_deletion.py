@@ -81,9 +81,9 @@ def test_gc_deletes_exactly_the_listed_orphans(world: CareWorld) -> None:
     done = delete_garbage(world.store, found, now_ms=LATER)
     assert done == foretold
     assert set(before) - set(objects(world)) == names
-    assert (len(done.entries), done.young, done.somebodys) == (2, 0, 0)
+    assert (len(done.entries), done.young, done.named) == (2, 0, 0)
     again = delete_garbage(world.store, found, now_ms=LATER)
-    assert (again.entries, again.somebodys) == ((), 2)
+    assert (again.entries, again.named) == ((), 2)
     assert_sound(world.store)
     assert listed(world).entries == []
 
@@ -134,7 +134,7 @@ def test_gc_skips_a_listed_object_that_does_not_exist_any_more(world: CareWorld)
     found = listed(world)
     world.store.delete([found.entries[0].name.prefix + found.entries[0].key])
     done = delete_garbage(world.store, found, now_ms=LATER)
-    assert (len(done.entries), done.somebodys) == (1, 1)
+    assert (len(done.entries), done.named) == (1, 1)
 
 
 def test_gc_skips_and_reports_a_partition_with_a_damaged_page(world: CareWorld) -> None:

@@ -159,11 +159,11 @@ def test_redaction_erases_the_records_of_a_key_and_nothing_else(mode: str, paged
     assert all(each.is_redacted for each in new)
     assert (plan.segments, plan.records) == (7, len(before) - len(expected))
     assert (outcome.rows_before, outcome.rows_after, outcome.is_complete) == (7, 7, True)
-    assert plan.cost.dollars > 0 < plan.storage_dollars
+    assert plan.rewrite.cost.dollars > 0 < plan.storage_dollars
     assert damage(check_bucket(world.store, keys=KEYS)) == []
     assert _findings(world.store) == []
     (again,) = _plans(world.store)
-    assert (again.matched, again.records) == ([], 0)
+    assert (again.due, again.records) == ([], 0)
 
 
 def test_a_batch_without_the_keys_is_copied_byte_for_byte() -> None:
@@ -264,11 +264,11 @@ def test_redaction_of_more_segments_than_a_manifest_takes_has_several_commits() 
         world.add("t", batches(base, (10,))[0], base + 10)
     before, sequence = records(world.store), MetadataLog(world.store, named("t").prefix).refresh().sequence
     (plan,) = _plans(world.store)
-    assert len(plan.matched) > 100
+    assert len(plan.due) > 100
     _redact(world.store, plans=[plan])
     assert records(world.store) == [each for each in before if each[1] != ERASED]
     commits = MetadataLog(world.store, named("t").prefix).refresh().sequence - sequence
-    assert commits == -(-len(plan.matched) // 64)
+    assert commits == -(-len(plan.due) // 64)
 
 
 def test_redaction_of_every_kind_of_partition_rewrites_compacted_views_too() -> None:
@@ -281,9 +281,9 @@ def test_redaction_of_every_kind_of_partition_rewrites_compacted_views_too() -> 
 
     old = parts()
     plans = _plans(world.store)
-    assert next(each.view_parts for each in plans if each.name == named("viewed"))
+    assert next(each.parts_by_view for each in plans if each.name == named("viewed"))
     assert all(each.is_complete for each in _redact(world.store, plans=plans))
-    assert {each.ulid for each in parts()}.isdisjoint(entry.ulid for each in plans for entry in each.matched)
+    assert {each.ulid for each in parts()}.isdisjoint(entry.ulid for each in plans for entry in each.due)
     assert sum(each.record_count for each in parts()) < sum(each.record_count for each in old)
     assert _findings(world.store) == []
     assert damage(check_bucket(world.store, keys=KEYS)) == []
@@ -342,7 +342,7 @@ def test_a_damaged_segment_is_a_finding_and_holds_back_the_tombstones_above_it()
     body[70] ^= 1
     world.store.put(key, bytes(body))
     (plan,) = _plans(world.store)
-    assert (plan.unread, plan.held_back, [each.base_offset for each in plan.matched]) == (1, 1, [2])
+    assert (plan.unread, plan.held_back, [each.base_offset for each in plan.due]) == (1, 1, [2])
     _redact(world.store, plans=[plan])
     assert _findings(world.store) == ["redact.not-read", "redact.key-present"]
 
@@ -374,7 +374,7 @@ def test_an_unread_segment_of_a_compacted_topic_holds_back_all_segments_above_it
     world.store.put(named("t").prefix + first.data_key, b"\0" * first.stored_bytes)
     (scan,) = _scans(world.store, settings=COMPACTED)
     plan = plan_redaction(scan, now_ms=NOW)
-    assert (plan.unread, plan.held_back, plan.matched) == (1, 2, [])
+    assert (plan.unread, plan.held_back, plan.due) == (1, 2, [])
 
 
 @pytest.mark.damages_bucket
@@ -474,7 +474,7 @@ def test_a_view_that_was_replaced_since_the_plan_is_a_conflict() -> None:
     plans = [each for each in _plans(world.store) if each.name == named("viewed")]
     _redact(world.store, plans=plans)
     (plan,) = plans
-    ((name, parts),) = plan.view_parts.items()
+    ((name, parts),) = plan.parts_by_view.items()
     unit = ViewUnit(0, plan.rewrite, plan.settings, name, parts)
     with pytest.raises(Conflict, match="run the same command again"):
         commit_view(world.store, unit, {each.ulid: None for each in parts}, now_ms=NOW)
