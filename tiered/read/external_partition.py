@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from local.errors import Corrupt
 from local.index import offset_index, time_index, txn_index
@@ -34,6 +34,7 @@ from remote.segment_entry import IndexRange, SegmentEntry
 from remote.segments.index_bundle import ChunkTable, IndexBundle
 from remote.store import Body, ObjectStore
 from tiered.read.external_segments import (
+    THREADS,
     SegmentFacts,
     built_indexes,
     entry_of_facts,
@@ -47,8 +48,8 @@ from tiered.read.external_segments import (
     with_all_epochs,
 )
 from tiered.read.partition_source import PartitionSource
+from tiered.stores.parallel import side_by_side
 
-THREADS = 16
 _HIDDEN = warning(
     "external.not-read",
     "these offsets are not read: by the leader epochs, the log of the last leader does not have them",
@@ -224,9 +225,17 @@ def list_entries(
                 note(seen.findings[each.data_key])
     keys = [(each.data_key, each.stored_bytes, each.stamp_ms) for each in segments]
     fresh = [(key, each) for key, each in zip(keys, segments, strict=True) if key not in known_facts]
-    with ThreadPoolExecutor(THREADS, "tiered-foreign") as threads:
-        answers = threads.map(lambda pair: _segment_facts(store, layout, pair[1], note), fresh)
-        known_facts.update((key, facts) for (key, _), facts in zip(fresh, answers, strict=True))
+
+    def read_facts(pair: tuple[tuple[str, int, int], ExternalSegment]) -> SegmentFacts | None:
+        segment = pair[1]
+        try:
+            return read_segment_facts(store, layout, segment)
+        except Corrupt as error:
+            note(damaged(error, segment.data_key, offsets=(segment.base_offset, segment.base_offset + 1)))
+            return None
+
+    answers = side_by_side(read_facts, fresh, threads=THREADS, name="tiered-foreign")
+    known_facts.update((key, facts) for (key, _), facts in zip(fresh, answers, strict=True))
     found = [facts for key in keys if (facts := known_facts[key]) is not None]
     found, known_epochs = _with_checked_epochs(store, layout, found, note)
     facts_by_key = {facts.segment.data_key: facts for facts in found}
@@ -247,17 +256,11 @@ def list_entries(
     if superseded := len(found) - len(entries):
         where = name.topic_partition
         _log.info("left out copies that another copy supersedes: partition=%s segments=%d", where, superseded)
-    return _with_transactions_of_all_or_none(entries)
-
-
-def _segment_facts(
-    store: ObjectStore, layout: ExternalFormat, segment: ExternalSegment, note: Callable[[Finding], None]
-) -> SegmentFacts | None:
-    try:
-        return read_segment_facts(store, layout, segment)
-    except Corrupt as error:
-        note(damaged(error, segment.data_key, offsets=(segment.base_offset, segment.base_offset + 1)))
-        return None
+    if all(has_known_transactions(entry) for entry in entries):
+        return entries
+    # The transactions of all entries or of none: each index relies on those before it.
+    unknown = {"txn": IndexRange(start=-1, length=1)}
+    return [replace(entry, indexes={**entry.indexes, **unknown}) for entry in entries]
 
 
 def _with_checked_epochs(
@@ -266,8 +269,7 @@ def _with_checked_epochs(
     known_epochs, is_doubtful = newest_checkpoint(store, layout, found, note)
     if known_epochs or is_doubtful or overlaps(found):
         # The offset of each epoch's first batch decides which copy counts.
-        with ThreadPoolExecutor(THREADS, "tiered-foreign") as threads:
-            found = list(threads.map(lambda facts: with_all_epochs(store, layout, facts), found))
+        found = side_by_side(partial(with_all_epochs, store, layout), found, threads=THREADS, name="tiered-foreign")
     for _ in range(2):  # epochs corrected in the first pass may hide other offsets
         copies = _copies(found)
         unread = hidden(copies, choose(copies, known_epochs))
@@ -299,14 +301,6 @@ def _entry(store: ObjectStore, layout: ExternalFormat, facts: SegmentFacts, next
     offsets = parts.offset if parts.offset is not None else built_indexes(body.read, entry.base_offset)[0]
     cut = position_of(body.read, offsets, entry.base_offset, next_offset)
     return entry_of_facts(facts, layout, next_offset=next_offset, size_bytes=cut)
-
-
-def _with_transactions_of_all_or_none(entries: list[SegmentEntry]) -> list[SegmentEntry]:
-    """Keep the transactions of all entries or of none: each index relies on those before it."""
-    if all(has_known_transactions(entry) for entry in entries):
-        return entries
-    unknown = {"txn": IndexRange(start=-1, length=1)}
-    return [replace(entry, indexes={**entry.indexes, **unknown}) for entry in entries]
 
 
 def _entries_below(offsets: bytes, segment: SegmentEntry) -> int:

@@ -11,7 +11,6 @@ another, or has offsets that would be hidden. A contradiction is a finding. An u
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -28,6 +27,7 @@ from remote.external.external_layout import ExternalFormat, ExternalObject, Exte
 from remote.external.external_log import Copy, ReadRangeOfCopy
 from remote.segment_entry import IndexRange, SegmentEntry
 from remote.store import ObjectStore
+from tiered.stores.parallel import side_by_side
 
 INTERVAL_BYTES = 4096  # between two entries of an index made here; Kafka's default
 Read = Callable[[int, int], bytes]  # position, length; fewer bytes at the end
@@ -72,7 +72,11 @@ def read_segment_facts(store: ObjectStore, layout: ExternalFormat, segment: Exte
         raise Corrupt("cannot read a segment, it does not begin with a batch", object=segment.data_key)
     found_offset, size_bytes, latest_ms = end
     next_offset = segment.next_offset or found_offset
-    checkpoint_epochs = None if segment.epochs else _epochs_of_checkpoint(store, segment, next_offset)
+    checkpoint_epochs = None
+    if not segment.epochs and (key := segment.index_keys.get("epochs")) is not None:
+        with suppress(Corrupt):  # then the first batch decides; the checkpoint is a finding
+            checkpoint = LeaderEpochs(parse_lineage(store.get(key), key))
+            checkpoint_epochs = checkpoint.between(segment.base_offset, next_offset)
     return SegmentFacts(
         segment=segment,
         next_offset=next_offset,
@@ -202,13 +206,6 @@ def _scanned(read: Read, start: int) -> tuple[int, int, int | None] | None:
     return None if reached is None else (reached, size, latest if latest >= 0 else None)
 
 
-def _epochs_of_checkpoint(store: ObjectStore, segment: ExternalSegment, end: int) -> tuple[tuple[int, int], ...] | None:
-    if (key := segment.index_keys.get("epochs")) is not None:
-        with suppress(Corrupt):  # then the first batch decides; the checkpoint is a finding
-            return epochs_between(store.get(key), key, segment.base_offset, end)
-    return None
-
-
 def _first_epoch(segment: ExternalSegment, read: Read) -> tuple[tuple[int, int], ...]:
     header = read_header(read(0, HEADER_BYTES))
     return ((header.leader_epoch, segment.base_offset),) if header is not None and header.leader_epoch >= 0 else ()
@@ -221,11 +218,6 @@ def checkpoint_of(store: ObjectStore, layout: ExternalFormat, facts: SegmentFact
         return parse_lineage(store.get(key), key)
     entry = entry_of_facts(facts, layout, next_offset=facts.next_offset, size_bytes=facts.size_bytes)
     return parse_lineage(layout.parts(store, entry).epochs or b"", entry.data_key)
-
-
-def epochs_between(checkpoint: bytes, key: str, base: int, end: int) -> tuple[tuple[int, int], ...]:
-    """The epochs of ``[base, end)`` by a leader-epoch checkpoint. Raises Corrupt."""
-    return LeaderEpochs(parse_lineage(checkpoint, key)).between(base, end)
 
 
 def parse_lineage(checkpoint: bytes, key: str) -> tuple[tuple[int, int], ...]:
@@ -298,9 +290,11 @@ def verified(
         is_unread = any(base < facts.next_offset and facts.segment.base_offset < end for base, end in unread)
         return is_unread or any(_overlap(facts, each) for each in found)
 
-    with ThreadPoolExecutor(THREADS, "tiered-epochs") as threads:
-        answers = threads.map(lambda facts: _verified(store, layout, facts, is_doubtful(facts), bases, note), found)
-        return [facts for facts in answers if facts is not None]
+    def checked(facts: SegmentFacts) -> SegmentFacts | None:
+        return _verified(store, layout, facts, is_doubtful(facts), bases, note)
+
+    answers = side_by_side(checked, found, threads=THREADS, name="tiered-epochs")
+    return [facts for facts in answers if facts is not None]
 
 
 def _verified(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, suppress
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -28,7 +27,6 @@ from local.names import TopicPartition
 from local.records.batch_runs import decode_up_to_damage
 from local.records.isolation import Isolation, without_aborted
 from remote.fetch.read_ahead import SequentialReader
-from remote.manifest.manifest_lookup import MetadataIndex
 from remote.segment_entry import SegmentEntry
 from tiered.read.partition_source import PartitionSource, out_of_range
 
@@ -149,7 +147,10 @@ class TieredReader:
             raise source.unknown(log.log_start_offset)
         start = 0
         while manifest is not None:
-            entry = source.ask_of(manifest, partial(_late_entry, timestamp_ms, start, local_start))
+            entry = source.ask_of(
+                manifest,
+                lambda index, start=start: index.find_by_timestamp(timestamp_ms, start, local_start),  # type: ignore[misc]
+            )
             if entry is None or (local_start is not None and entry.base_offset >= local_start):
                 return None
             try:
@@ -173,10 +174,6 @@ class TieredReader:
             runs = stream.runs(entry, offset, position)
             steps = (columns for data, _ in runs for columns in decoded(data, source.partition))
             return first_at_or_after(steps, timestamp_ms, start)
-
-
-def _late_entry(timestamp_ms: int, start: int, end: int | None, index: MetadataIndex) -> SegmentEntry | None:
-    return index.find_by_timestamp(timestamp_ms, start, end)
 
 
 def _check_start(source: PartitionSource, start: int) -> None:

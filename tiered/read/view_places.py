@@ -29,10 +29,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 from local.errors import AccessDenied, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
 from local.log import Log
@@ -53,8 +53,8 @@ from remote.manifest.view_changes import (
     fail_view,
     switch_view,
 )
-from remote.segments.object_encoding import PLAIN_ENCODING, ObjectEncoding
-from remote.store import Body, GetRange, ObjectInfo, ObjectStore, UploadSource, read_if_there
+from remote.segments.object_encoding import PLAIN_ENCODING
+from remote.store import Body, ObjectInfo, ObjectStore, UploadSource
 from remote.store.file_store import FileStore
 from tiered.read.partition_source import PartitionSource
 
@@ -82,39 +82,8 @@ class Basis:
     source_sequence: int | None = None
 
 
-class ViewPlace(Protocol):
-    """A place of views. All methods raise the errors of the disk and the store."""
-
-    store: ObjectStore
-    prefix: str
-    object_encoding: ObjectEncoding
-    source: PartitionSource
-
-    def known(self, name: str) -> CompactedView | None:
-        """The view that readers find."""
-        ...
-
-    def log_start_offset(self) -> int: ...
-
-    def horizon(self) -> int:
-        """The horizon that a run would reach now."""
-        ...
-
-    def begin(self, name: str, now_ms: int) -> Basis:
-        """Note that a run has started."""
-        ...
-
-    def switch(self, built: CompactedView, now_ms: int) -> None:
-        """Replace the view that the run started with by the new one."""
-        ...
-
-    def fail(self, name: str, error: str, now_ms: int) -> None:
-        """Note why a run failed."""
-        ...
-
-
 class BucketPlace:
-    """Views in the manifest."""
+    """Views in the manifest. As `DiskPlace`, all methods raise the errors of the disk and the store."""
 
     def __init__(self, held: Partition, store: ObjectStore | None) -> None:
         """Raises InvalidRequest without the writer role in a bucket."""
@@ -135,6 +104,7 @@ class BucketPlace:
         self._is_carried = False
 
     def known(self, name: str) -> CompactedView | None:
+        """The view that readers find."""
         own, local = find_view(self._manifest().views, name), self._of_disk(name)
         return local if local is not None and (own is None or not own.is_built) else own
 
@@ -142,9 +112,11 @@ class BucketPlace:
         return self._manifest().log_start_offset
 
     def horizon(self) -> int:
+        """The horizon that a run would reach now."""
         return self.source.stable_end()
 
     def begin(self, name: str, now_ms: int) -> Basis:
+        """Note that a run has started."""
         manifest = self._metadata.commit(begin_view(name, now_ms=now_ms), now_ms)
         self._replaces, local = find_view(manifest.views, name), self._of_disk(name)
         old, parts = self._replaces or CompactedView(name=name), self._remote
@@ -163,11 +135,13 @@ class BucketPlace:
         )
 
     def switch(self, built: CompactedView, now_ms: int) -> None:
+        """Replace the view that the run started with by the new one."""
         self._metadata.commit(switch_view(built, replaces=self._replaces, now_ms=now_ms), now_ms)
         if self._is_carried and self._local is not None:
             self._local.commit(drop_view(built.name, now_ms=now_ms))
 
     def fail(self, name: str, error: str, now_ms: int) -> None:
+        """Note why a run failed."""
         self._metadata.commit(fail_view(name, error, now_ms=now_ms), now_ms)
 
     def _manifest(self) -> Manifest:
@@ -220,6 +194,9 @@ class DiskPlace:
 
     def fail(self, name: str, error: str, now_ms: int) -> None:
         self._views.commit(fail_view(name, error, now_ms=now_ms))
+
+
+ViewPlace = BucketPlace | DiskPlace
 
 
 def unannounced(held: Partition) -> list[str]:
@@ -430,7 +407,7 @@ class LocalViews:
         _log.info("deleted files that no view names: partition=%s files=%d", self._log.partition, len(unnamed))
 
 
-class ViewFiles:
+class ViewFiles(ObjectStore):
     """An object store of view parts on the disk. It refuses operations that only manifests need."""
 
     def __init__(self, where: Where) -> None:
@@ -458,12 +435,6 @@ class ViewFiles:
     def get_range(self, key: str, start: int, length: int) -> bytes:
         with _of_the_disk():
             return self._at().get_range(_below(key), start, length)
-
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        return [self.get_range(key, start, length) for start, length in ranges]
-
-    def get_each(self, ranges: Sequence[GetRange]) -> Sequence[Body | None]:
-        return [read_if_there(self, each) for each in ranges]
 
     def head(self, key: str) -> ObjectInfo:
         with _of_the_disk():

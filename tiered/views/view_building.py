@@ -147,17 +147,15 @@ class _Run:
             empty_deletes=self._held.rules.view_empty_value_deletes,
             check=self._check_stop,
         )
-        settings, input_bytes = self._held.log.settings, found.old.size_bytes + found.new.size_bytes
+        log = self._held.log
+        wanted_bytes = part_bytes(log.settings.segment_bytes, found.old.size_bytes + found.new.size_bytes)
+        interval_bytes = log.settings.index_interval_bytes
         parts = ViewParts(
-            self._work.storage,
-            self._held.log.directory,
-            self._upload,
-            part_bytes=part_bytes(settings.segment_bytes, input_bytes),
-            interval_bytes=settings.index_interval_bytes,
+            self._work.storage, log.directory, self._upload, part_bytes=wanted_bytes, interval_bytes=interval_bytes
         )
         try:
-            self._write_old(parts, found.old, part_bytes(settings.segment_bytes, input_bytes))
-            self._write_new(parts, found.new)
+            self._write_old(parts, found.old, wanted_bytes)
+            self._write(parts, self._new_runs(), found.new, 0)
             return self._built(parts.end(), parts, found)
         except LogError:
             parts.discard(self._place.store, self._place.prefix)
@@ -201,9 +199,6 @@ class _Run:
         if first != stream.record_count:
             wrong = "cannot build the view, its entries count other records than it has"
             raise Conflict(wrong, counted=stream.record_count)
-
-    def _write_new(self, parts: ViewParts, stream: Stream) -> None:
-        self._write(parts, self._new_runs(), stream, 0)
 
     def _write(self, parts: ViewParts, runs: Iterable[memoryview], stream: Stream, first: int) -> None:
         for data in runs:

@@ -91,16 +91,6 @@ class Stream:
             self.bits = np.concatenate((self.bits, np.full(more, 0xFF, np.uint8)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Survivors:
-    """The result: `keyless_count` surviving records have no key; `key_ranges` is the number of key splits."""
-
-    old: Stream
-    new: Stream
-    keyless_count: int
-    key_ranges: int
-
-
 def find_survivors(
     old: Runs,
     new: NewRecords,
@@ -114,21 +104,23 @@ def find_survivors(
 
     Raises Corrupt, Conflict if a stream differs in a second pass, InvalidRequest if one key exceeds the buffer.
     """
-    search = _Search(old, new, buffer, retain_null_key, empty_deletes, check)
-    pending, done = [(1, 0)], 0
+    found = Survivors(old, new, buffer, retain_null_key, empty_deletes, check)
+    pending = [(1, 0)]
     while pending:
         modulus, residue = pending.pop()
-        if search.settle(modulus, residue):
-            done += 1
+        if found.settle(modulus, residue):
+            found.key_ranges += 1
         elif modulus >= KEY_RANGES_MAX:
             wrong = "cannot build the view, its keys do not fit in the buffer: raise log.cleaner.dedupe.buffer.size"
             raise InvalidRequest(wrong, dedupe_buffer_bytes=buffer.size_bytes)
         else:
             pending += [(2 * modulus, residue + modulus), (2 * modulus, residue)]
-    return Survivors(old=search.old, new=search.new, keyless_count=search.keyless_count, key_ranges=done)
+    return found
 
 
-class _Search:
+class Survivors:
+    """The result: `keyless_count` surviving records have no key; `key_ranges` is the number of key splits."""
+
     def __init__(
         self,
         old: Runs,
@@ -139,7 +131,8 @@ class _Search:
         check: Callable[[], None],
     ) -> None:
         self._least_bytes = 1 if empty_deletes else 0  # of a value that does not delete its key
-        self.old, self.new, self.keyless_count = Stream(), Stream(), 0
+        self.old, self.new = Stream(), Stream()
+        self.keyless_count = self.key_ranges = 0
         self._old_runs, self._source, self._retain_null_key, self._check = old, new, retain_null_key, check
         self._slots, self._arena_bytes = _sizes(buffer, new.count_max)
         self._entries = max(1, min(self._slots - 1, int(self._slots * buffer.load_factor)))

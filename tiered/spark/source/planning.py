@@ -22,11 +22,8 @@ partition has two ranges: the view's below its horizon, the log's from there on.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
 
 from local.errors import InvalidRequest, NotFound, OffsetOutOfRange
 from local.index import offset_index
@@ -52,13 +49,9 @@ from tiered.read.reader import TieredReader
 from tiered.read.view_reader import CompactedReader, lost_behind, no_view
 from tiered.spark.options import EARLIEST, LATEST, Bound, BoundKind, ReadOptions
 from tiered.spark.source.pinning import seen_manifest, wall_ms
-from tiered.spark.source.splits import Entries, PartitionRange, Split, plan_splits, with_others
+from tiered.spark.source.splits import Entries, PartitionRange, Split, plan_splits, side_by_side, with_others
 
-THREADS = 16  # requests in parallel; the driver waits for nothing else, and a store's client has 32 connections
-INDEX_THREADS = 8  # indexes of cut segments in parallel; a large segment's decoded index has tens of megabytes
-_CACHE_BYTES = 64 << 20
-T = TypeVar("T")
-R = TypeVar("R")
+CACHE_BYTES = 64 << 20
 Aborted = tuple[AbortedTransaction, ...]
 
 
@@ -247,7 +240,6 @@ def splits_of(opened: Sequence[OpenPartition], ranges: Sequence[PartitionRange],
         split_bytes=options.split_bytes,
         partitions_min=options.partitions_min,
         records_max=options.records_max,
-        side_by_side=partial(side_by_side, threads_max=INDEX_THREADS),
     )
 
 
@@ -255,7 +247,7 @@ def open_partitions(store: ObjectStore, options: ReadOptions, now_ms: int) -> li
     """Pin and return the selected partitions, in order. Raises as `plan_read`; no pin remains then."""
     layout = format_of(store, options)
     names = named_partitions(listed_partitions(store, layout, options), options)
-    cache, keys = ChunkCache(_CACHE_BYTES), options.bucket.keys()
+    cache, keys = ChunkCache(CACHE_BYTES), options.bucket.keys()
     opened: list[OpenPartition] = []
 
     def open_one(name: RemotePartitionName) -> OpenPartition:
@@ -332,12 +324,6 @@ def chosen_partitions(opened: Sequence[OpenPartition], options: ReadOptions) -> 
         if partition not in by_name:
             raise NotFound("cannot read with Spark, the partition is not in the bucket", partition=partition)
     return [by_name[partition] for partition in options.partitions]
-
-
-def side_by_side(work: Callable[[T], R], of: Iterable[T], threads_max: int = THREADS) -> list[R]:
-    """The results of `work`, computed in parallel, in order. Raises the first failure in that order."""
-    with ThreadPoolExecutor(threads_max, "tiered-plan") as threads:
-        return list(threads.map(work, of))  # after an error, map cancels the work that has not begun
 
 
 def check_complete(side: str, bound: Bound, known: set[TopicPartition]) -> None:

@@ -161,7 +161,8 @@ class SegmentsReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from tiered.inspect.segment_table import record_batches
         from tiered.spark.source.pinning import wall_ms
-        from tiered.spark.source.planning import format_of, side_by_side
+        from tiered.spark.source.planning import format_of
+        from tiered.spark.source.splits import side_by_side
 
         run: list[RemotePartitionName] | Any = partition.value
         if run is None:  # Spark passes None for an empty list of partitions

@@ -8,10 +8,12 @@ log.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import Protocol, TypeVar
+from operator import itemgetter
+from typing import TypeVar
 
 from local.index.txn_index import AbortedTransaction
 from remote.external.external_layout import OURS
@@ -21,18 +23,16 @@ from remote.segment_entry import SegmentEntry
 Entries = Sequence[tuple[int, int]]  # an offset index: (last offset of a batch, its position), ascending
 OFFSET_MAX = 2**63 - 1
 OTHERS = 8  # pins; of a thousand partitions, each is checked by one task in 125
+THREADS = 16  # requests in parallel; the driver waits for nothing else, and a store's client has 32 connections
+INDEX_THREADS = 8  # indexes of cut segments in parallel; a large segment's decoded index has tens of megabytes
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-class SideBySide(Protocol):
-    """A map that returns a list: the results of `work` in order."""
-
-    def __call__(self, work: Callable[[T], R], of: Sequence[T], /) -> list[R]: ...
-
-
-def one_by_one(work: Callable[[T], R], of: Sequence[T], /) -> list[R]:
-    return [work(each) for each in of]
+def side_by_side(work: Callable[[T], R], of: Iterable[T], threads_max: int = THREADS) -> list[R]:
+    """The results of `work`, computed in parallel, in order. Raises the first failure in that order."""
+    with ThreadPoolExecutor(threads_max, "tiered-plan") as threads:
+        return list(threads.map(work, of))  # after an error, map cancels the work that has not begun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +99,12 @@ def plan_splits(
     split_bytes: int,
     partitions_min: int | None = None,
     records_max: int | None = None,
-    side_by_side: SideBySide = one_by_one,
 ) -> list[Split]:
     """Tasks that together hold every batch of `ranges` once, in the order of the ranges and their offsets.
 
-    `index_of` returns a segment's offset index; it is called only for segments to cut. `partitions_min` makes smaller
-    splits, as far as batches can be separated. `records_max` limits the offsets of each. `side_by_side` returns a list
-    in order. Only the pieces are passed through it, so that few decoded indexes exist at a time.
+    `index_of` returns a segment's offset index; it is called only for segments to cut, in parallel. Few decoded indexes
+    exist at a time. `partitions_min` makes smaller splits, as far as batches can be separated. `records_max` limits the
+    offsets of each.
     """
     ranges = [replace(each, segments=wanted_segments(each)) for each in ranges]
     if partitions_min is not None:
@@ -114,13 +113,22 @@ def plan_splits(
     if records_max is not None:
         ranges = [part for each in ranges for part in _of_records(each, records_max)]
     large = [(each, segment) for each in ranges for segment in each.segments if segment.size_bytes > split_bytes]
-    cut = iter(side_by_side(lambda pair: list(_cut_at_index(*pair, index_of, split_bytes)), large))
+
+    def cut_at_index(pair: tuple[PartitionRange, SegmentEntry]) -> list[Piece]:
+        (each, segment), entries = pair, index_of(*pair)
+        return list(_cut(trimmed(entries, segment, each.start_offset, each.next_offset), entries, split_bytes))
+
+    cut = iter(side_by_side(cut_at_index, large, INDEX_THREADS))
     splits = []
     for each in ranges:
         pieces = [
             piece
             for segment in each.segments
-            for piece in (next(cut) if segment.size_bytes > split_bytes else [_whole(segment)])
+            for piece in (
+                next(cut)
+                if segment.size_bytes > split_bytes
+                else [Piece(segment=segment, position=0, end_position=segment.size_bytes)]
+            )
         ]
         splits += [_split(each, run) for run in _packed(pieces, split_bytes)]
     return splits
@@ -154,8 +162,8 @@ def trimmed(entries: Entries, segment: SegmentEntry, start_offset: int, next_off
     An entry names the last offset of the batch at its position: everything from the **following** entry on is above it.
     An entry outside the segment, or before the other cut, cuts nothing.
     """
-    first = bisect_right(entries, start_offset, key=_offset) - 1
-    past = bisect_left(entries, next_offset - 1, key=_offset) + 1
+    first = bisect_right(entries, start_offset, key=itemgetter(0)) - 1
+    past = bisect_left(entries, next_offset - 1, key=itemgetter(0)) + 1
     position = entries[first][1] if first >= 0 else 0
     end_position = entries[past][1] if past < len(entries) else segment.size_bytes
     if not 0 <= position < segment.size_bytes:
@@ -179,20 +187,6 @@ def with_others(splits: Sequence[Split]) -> list[Split]:
         at += len(turn)
         found.append(replace(split, others=tuple(each for each in turn if each[0] != split.prefix)))
     return found
-
-
-def _whole(segment: SegmentEntry) -> Piece:
-    return Piece(segment=segment, position=0, end_position=segment.size_bytes)
-
-
-def _cut_at_index(
-    each: PartitionRange,
-    segment: SegmentEntry,
-    index_of: Callable[[PartitionRange, SegmentEntry], Entries],
-    split_bytes: int,
-) -> Iterator[Piece]:
-    entries = index_of(each, segment)
-    return _cut(trimmed(entries, segment, each.start_offset, each.next_offset), entries, split_bytes)
 
 
 def _cut(piece: Piece, entries: Entries, split_bytes: int) -> Iterator[Piece]:
@@ -228,23 +222,7 @@ def _packed(pieces: Sequence[Piece], split_bytes: int) -> Iterator[list[Piece]]:
 
 
 def _split(each: PartitionRange, pieces: Sequence[Piece]) -> Split:
-    return Split(
-        topic=each.topic,
-        partition=each.partition,
-        prefix=each.prefix,
-        head_sequence=each.head_sequence,
-        start_offset=each.start_offset,
-        next_offset=each.next_offset,
-        pieces=tuple(pieces),
-        aborted=_within(each.aborted, pieces[0].segment.base_offset, pieces[-1].segment.next_offset),
-        pin=each.pin,
-        layout=each.layout,
-    )
-
-
-def _within(aborted: Sequence[AbortedTransaction], start: int, end: int) -> tuple[AbortedTransaction, ...]:
-    return tuple(each for each in aborted if each.first_offset < end and each.last_offset >= start)
-
-
-def _offset(entry: tuple[int, int]) -> int:
-    return entry[0]
+    shared = {field.name: getattr(each, field.name) for field in fields(ReadRange)}
+    start, end = pieces[0].segment.base_offset, pieces[-1].segment.next_offset
+    shared["aborted"] = tuple(one for one in each.aborted if one.first_offset < end and one.last_offset >= start)
+    return Split(**shared, pieces=tuple(pieces))

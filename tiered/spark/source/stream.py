@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -33,30 +34,29 @@ from local.names import TopicPartition
 from remote.cache.chunk_cache import ChunkCache
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import PageEntry
 from remote.manifest.manifest_lookup import MetadataIndex
+from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
 from tiered.spark.options import StreamOptions
 from tiered.spark.source.pinning import wall_ms
 from tiered.spark.source.planning import (
+    CACHE_BYTES,
     OpenPartition,
     check_complete,
     chosen_partitions,
     listed_partitions,
     named_partitions,
-    side_by_side,
     splits_of,
 )
-from tiered.spark.source.splits import Split
+from tiered.spark.source.splits import Split, side_by_side
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from remote.store import ObjectStore
-
 Offset = dict[str, Any]
 POLL_MS = 1_000  # Spark asks every 10 ms if a trigger has no interval
 LIST_MS = 60_000
-_CACHE_BYTES = 64 << 20
 Partitions = Mapping[TopicPartition, OpenPartition]
 Offsets = Mapping[TopicPartition, int]
 _IDS, _SINCE, _INITIAL = "@ids", "@since", "@initial"
@@ -97,20 +97,13 @@ class StreamPosition:
         try:
             return StreamPosition(
                 offsets=_flat({name: each for name, each in given.items() if not name.startswith("@")}),
-                topic_ids=_words(given.get(_IDS, {})),
+                topic_ids=msgspec.convert(given.get(_IDS, {}), dict[str, str]),
                 since=_flat(given.get(_SINCE, {})),
                 is_initial=given.get(_INITIAL) is True,
             )
-        except (TypeError, ValueError, AttributeError) as error:
+        except msgspec.ValidationError as error:
             wrong = "cannot read the checkpoint of a stream, it is not an offset of this source"
             raise InvalidRequest(wrong, offset=given) from error
-
-
-def batch_start(start: StreamPosition, end: StreamPosition, partition: TopicPartition) -> int:
-    """The begin of the batch between the two positions in a partition of `end`."""
-    if partition in end.since:
-        return end.since[partition]
-    return start.offsets[partition]
 
 
 def prorated(start: Offsets, ends: Offsets, limit: int) -> dict[TopicPartition, int]:
@@ -136,19 +129,8 @@ def _nested(offsets: Offsets) -> dict[str, dict[str, int]]:
 
 
 def _flat(nested: object) -> dict[TopicPartition, int]:
-    if not isinstance(nested, dict):
-        raise TypeError("it is not an object")
-    return {
-        TopicPartition(topic, int(number)): int(offset)
-        for topic, partitions in nested.items()
-        for number, offset in partitions.items()
-    }
-
-
-def _words(given: object) -> dict[str, str]:
-    if not isinstance(given, dict) or not all(isinstance(each, str) for each in given.values()):
-        raise TypeError("it is not an object of strings")
-    return given
+    found = msgspec.convert(nested, dict[str, dict[int, int]], strict=False)
+    return {TopicPartition(topic, number): at for topic, offsets in found.items() for number, at in offsets.items()}
 
 
 class StreamPlanner:
@@ -159,7 +141,7 @@ class StreamPlanner:
         self._stream = options
         self._options = options.read
         self._clock = clock
-        self._cache, self._keys = ChunkCache(_CACHE_BYTES), options.read.bucket.keys()
+        self._cache, self._keys = ChunkCache(CACHE_BYTES), options.read.bucket.keys()
         self._names: list[RemotePartitionName] = []
         self._logs: dict[RemotePartitionName, MetadataLog] = {}
         self._opened: dict[RemotePartitionName, OpenPartition] = {}
@@ -172,7 +154,8 @@ class StreamPlanner:
         """The first position by the options. Raises the errors of planning a batch read."""
         seen = self._newest_partitions()
         check_complete("starting", self._options.start, set(seen))
-        starts = side_by_side(self._initial_of, seen.values())
+        options = self._options
+        starts = side_by_side(lambda each: each.offset_of(options.start, options, each.edges(options)), seen.values())
         return StreamPosition(offsets=dict(zip(seen, starts, strict=True)), topic_ids=_ids(seen), is_initial=True)
 
     def freeze(self) -> None:
@@ -214,7 +197,8 @@ class StreamPlanner:
         for name, each in seen.items():
             if name in end.offsets and end.topic_ids.get(name.topic) in (None, each.name.topic_id):
                 edges = each.edges(self._options)
-                begin = each.within(batch_start(start, end, name), self._options, edges)
+                first = end.since[name] if name in end.since else start.offsets[name]
+                begin = each.within(first, self._options, edges)
                 wanted.append((each, begin, each.within(end.offsets[name], self._options, edges)))
         ranges = side_by_side(lambda one: one[0].ranges_between(one[1], one[2], self._options), wanted)
         return splits_of(list(seen.values()), [part for each in ranges for part in each], self._options)
@@ -252,9 +236,6 @@ class StreamPlanner:
     def _end_of(self, each: OpenPartition) -> int:
         return each.edges(self._options)[1]
 
-    def _initial_of(self, each: OpenPartition) -> int:
-        return each.offset_of(self._options.start, self._options, each.edges(self._options))
-
     # --- data loss ---------------------------------------------------------------------------------------------------
 
     def _checked(self, position: StreamPosition, seen: Partitions) -> Partitions:
@@ -289,7 +270,12 @@ class StreamPlanner:
         """Ends about `bytes_max` of batches behind `starts`, each partition with its share of the backlog."""
 
         def backlog(name: TopicPartition) -> int:
-            return seen[name].source.ask(lambda index: _bytes_between(index, starts[name], ends[name])) or 0
+            """Bytes by the manifest alone; a part that is only partly inside counts by its share of offsets."""
+            between = starts[name], ends[name]
+            return (
+                seen[name].source.ask(lambda index: sum(_bytes_of(each, *between) for each in index.parts(*between)))
+                or 0
+            )
 
         sizes = dict(zip(ends, side_by_side(backlog, ends), strict=True))
         total = sum(sizes.values())
@@ -304,23 +290,16 @@ class StreamPlanner:
         return dict(zip(ends, side_by_side(end_of, ends), strict=True))
 
 
-def _bytes_between(index: MetadataIndex, start: int, end: int) -> int:
-    """Bytes by the manifest alone; a part that is only partly inside counts by its share of offsets."""
-    return sum(
-        _part_bytes(part.base_offset, part.next_offset, part.size_bytes, start, end) for part in index.parts(start, end)
-    )
-
-
-def _part_bytes(base_offset: int, next_offset: int, size_bytes: int, start: int, end: int) -> int:
-    inside = min(next_offset, end) - max(base_offset, start)
-    return size_bytes * inside // (next_offset - base_offset)
+def _bytes_of(part: PageEntry | SegmentEntry, start: int, end: int) -> int:
+    inside = min(part.next_offset, end) - max(part.base_offset, start)
+    return part.size_bytes * inside // (part.next_offset - part.base_offset)
 
 
 def _reached(index: MetadataIndex, start: int, end: int, budget: int) -> int:
     """The offset `budget` bytes behind `start`: at least one offset further, at most `end`."""
     at = start
     for row in index.entries(start, end):
-        inside = _part_bytes(row.base_offset, row.next_offset, row.size_bytes, start, end)
+        inside = _bytes_of(row, start, end)
         if inside > budget:
             span = min(row.next_offset, end) - max(row.base_offset, start)
             at = max(at, row.base_offset) + span * budget // inside

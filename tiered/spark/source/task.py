@@ -2,15 +2,8 @@
 
 Data is fetched in windows of WINDOW_BYTES, the next one by a thread while one is decoded. All bytes pass the chunk
 checksums of `remote.fetch.range_reader` and the batch CRCs. The store is opened here, in the worker process: a client
-created before a fork hangs or fails after it. The batches have the row schema of Spark's Kafka source:
-
-| column | type | |
-|---|---|---|
-| key, value | binary | null as in the record |
-| topic, partition, offset | string, int, long | |
-| timestamp | timestamp | microseconds UTC, from the record's milliseconds |
-| timestampType | int | 0 create time, 1 log append time |
-| headers | array of struct of key string, value binary | null for a record without headers, as in Kafka's source |
+created before a fork hangs or fails after it. The batches have the row schema of Spark's Kafka source (TYPES): headers
+are null for a record without them.
 
 Keys and values are copied from the decoded buffer to Arrow's without becoming Python objects. Headers do become Python
 objects.
@@ -122,7 +115,9 @@ def split_columns(
                     del columns  # before the next step is inflated
             except NotFound as error:
                 if fail_on_data_loss:
-                    raise _gone(split, error) from error
+                    where = {"topic": split.topic, "partition": split.partition, "head": split.head_sequence}
+                    attempt = "cannot read a segment, it was removed from the bucket after the read was planned"
+                    raise NotFound(f"{attempt}; call load() again", **where, **error.facts) from error
                 for columns in fallback_reads(store, remote, split, piece, reached):
                     yield _wanted(columns, split)
 
@@ -137,12 +132,6 @@ def _remote(store: ObjectStore, split: Split, keys: KeyRing, layout: LayoutOptio
 
 def _wanted(columns: Columns, split: Split) -> Columns:
     return within(without_aborted(columns, split.aborted), split.start_offset, split.next_offset)
-
-
-def _gone(split: Split, error: NotFound) -> NotFound:
-    where = {"topic": split.topic, "partition": split.partition, "head": split.head_sequence}
-    removed = "cannot read a segment, it was removed from the bucket after the read was planned; call load() again"
-    return NotFound(removed, **where, **error.facts)
 
 
 class _Fetch:
@@ -317,9 +306,9 @@ def record_batches(columns: Columns, names: Sequence[str], topic: str, partition
 def _slices(columns: Columns, names: Sequence[str]) -> Iterator[slice]:
     """Runs of rows, each as long as the bounds allow; only bytes of the wanted columns count."""
     weights = np.zeros(len(columns), np.int64)
-    for name in ("key", "value"):
+    for name, lengths in (("key", columns.key_lengths), ("value", columns.value_lengths)):
         if name in names:
-            weights += np.maximum(_lengths(columns, name), 0)
+            weights += np.maximum(lengths, 0)
     through = np.cumsum(weights)
     start = 0
     while start < len(columns):
@@ -364,10 +353,6 @@ def _microseconds(columns: Columns, topic: str, partition: int) -> NDArray[np.in
             timestamp_ms=int(columns.timestamps[at]),
         )
     return columns.timestamps * 1000
-
-
-def _lengths(columns: Columns, name: str) -> NDArray[np.int32]:
-    return columns.key_lengths if name == "key" else columns.value_lengths
 
 
 def _numbers(kind: pa.DataType, values: NDArray[Any]) -> pa.Array[Any]:

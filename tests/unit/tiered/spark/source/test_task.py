@@ -25,8 +25,9 @@ from remote.gc.pins import list_pins
 from remote.store.memory_store import MemoryStore
 from remote.upload.segment_upload import copy_segment
 from tiered.spark.options import parse_options
-from tiered.spark.source import pinning, planning, task
+from tiered.spark.source import pinning, task
 from tiered.spark.source.planning import plan_read
+from tiered.spark.source.splits import THREADS
 
 pa = pytest.importorskip("pyarrow")
 ALL = tuple(task.TYPES)
@@ -306,11 +307,11 @@ def test_partitions_are_planned_in_parallel_within_a_bound_and_in_order(bucket):
     for partition in range(40):
         fill(bucket, segments=1, partition=partition)
     options = parse_options({"path": "memory://x", "subscribe": "orders", "pin": "none"})
-    meeting = MeetingStore(bucket.store._objects, "/meta/head/", planning.THREADS)
+    meeting = MeetingStore(bucket.store._objects, "/meta/head/", THREADS)
     found = plan_read(meeting, options)
     assert found == plan_read(bucket.store, options)
     assert [split.partition for split in found] == list(range(40))
-    assert 8 <= meeting.most == planning.THREADS <= 16
+    assert 8 <= meeting.most == THREADS <= 16
 
 
 @pytest.mark.parametrize(("divided_by", "asked"), [(1, 0), (2, 20)])
