@@ -7,12 +7,11 @@ units.
 
 from __future__ import annotations
 
-import io
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain, islice, repeat
+from itertools import chain, islice, repeat, zip_longest
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 import click
@@ -20,13 +19,13 @@ import msgspec
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 SCHEMA_VERSION = 1
 ROWS_AT_ONCE = 1000
 FOLDED_MIN = 20  # cells; a narrower column of text is hard to read
 FORMATS = ("table", "json", "jsonl", "csv")
 Row = Mapping[str, object]
+_CONTROL = dict.fromkeys(b"\a\b\v\f\r")  # as rich strips them from a cell
 _RAW = "tiered.raw"  # of click's context
 
 
@@ -236,25 +235,16 @@ def print_table(rows: Iterable[Row | msgspec.Struct], columns: Sequence[Column])
     laid out together. Off a terminal later groups are at least as wide as earlier ones, and only the first has a
     heading.
     """
-    is_terminal = sys.stdout.isatty()
+    is_terminal, titles = sys.stdout.isatty(), [column.title for column in columns]
     widths, rest, is_first = [0] * len(columns), iter(rows), True
     while (block := [_cells(row, columns) for row in islice(rest, ROWS_AT_ONCE)]) or is_first:
-        if not is_terminal:
-            titles = [column.title for column in columns]
+        if is_terminal:
+            _write_rich(block, columns)
+        else:
             widths = [max(known, *map(_width, cells)) for known, *cells in zip(widths, titles, *block, strict=True)]
-        _write_block(block, columns, widths, with_header=is_first or is_terminal)
+            for cells in [titles, *block] if is_first else block:
+                write_lines(_plain_lines(cells, columns, widths))
         is_first = False
-
-
-def _write_block(
-    block: Sequence[Sequence[str]], columns: Sequence[Column], widths: Sequence[int], *, with_header: bool
-) -> None:
-    titles = [[column.title for column in columns]] if with_header else []
-    if not sys.stdout.isatty() and all(cell.isprintable() for cells in block for cell in cells):
-        for cells in [*titles, *block]:
-            _write(_plain_line(cells, columns, widths))
-        return
-    _write_rich(block, columns, widths, with_header=with_header)
 
 
 def _width(text: str) -> int:
@@ -262,56 +252,37 @@ def _width(text: str) -> int:
         return len(text)
     from rich.cells import cell_len
 
-    return cell_len(text)
+    return max(map(cell_len, text.split("\n")))
 
 
-def _plain_line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
+def _plain_lines(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> Iterator[str]:
     """Format like rich, which takes 0.1 s for a hundred lines."""
-    padded = []
-    for cell, column, width in zip(cells, columns, widths, strict=True):
-        cell = cell.rstrip() if column.is_number else cell
-        blank = " " * (width - _width(cell))
-        padded.append(blank + cell if column.is_number else cell + blank)
-    return "  ".join(padded).rstrip()
+    for parts in zip_longest(*(cell.split("\n") for cell in cells), fillvalue=""):
+        padded = []
+        for part, column, width in zip(parts, columns, widths, strict=True):
+            text = part.rstrip() if column.is_number else part
+            blank = " " * (width - _width(text))
+            padded.append(blank + text if column.is_number else text + blank)
+        yield "  ".join(padded).rstrip()
 
 
-def _write_rich(
-    block: Sequence[Sequence[str]], columns: Sequence[Column], widths: Sequence[int], *, with_header: bool
-) -> None:
+def _write_rich(block: Sequence[Sequence[str]], columns: Sequence[Column]) -> None:
     from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
-    if not sys.stdout.isatty():
-        plain = io.StringIO()
-        table = _table(block, columns, [(width or None, None) for width in widths], with_header=with_header)
-        Console(file=plain, width=10_000, highlight=False, markup=False).print(table)
-        for line in plain.getvalue().splitlines():
-            _write(line.rstrip())
-        return
     console = Console(file=sys.stdout, highlight=False, markup=False)
     fitting = _fitting(block, columns, console.width)
     if fitting is None:
         _write_records(console, block, columns)
-    else:
-        console.print(_table(block, columns, [(width, width) for width in fitting], with_header=with_header))
-
-
-def _table(
-    block: Sequence[Sequence[str]],
-    columns: Sequence[Column],
-    widths: Sequence[tuple[int | None, int | None]],
-    *,
-    with_header: bool,
-) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold", show_header=with_header)
-    for column, (least, most) in zip(columns, widths, strict=True):
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column, width in zip(columns, fitting, strict=True):
         justify: Literal["right", "left"] = "right" if column.is_number else "left"
-        table.add_column(column.title, justify=justify, overflow="fold", min_width=least, max_width=most)
+        table.add_column(column.title, justify=justify, overflow="fold", min_width=width, max_width=width)
     for cells in block:
         table.add_row(*map(Text, cells))
-    return table
+    console.print(table)
 
 
 def _fitting(block: Sequence[Sequence[str]], columns: Sequence[Column], room: int) -> list[int] | None:
@@ -319,10 +290,8 @@ def _fitting(block: Sequence[Sequence[str]], columns: Sequence[Column], room: in
 
     Long texts wrap, the widest first, down to FOLDED_MIN. Numbers, names and headings never wrap.
     """
-    from rich.cells import cell_len
-
     lines = [[column.title for column in columns], *block]
-    widths = [max(cell_len(part) for cells in lines for part in cells[at].split("\n")) for at in range(len(columns))]
+    widths = [max(_width(cells[at]) for cells in lines) for at in range(len(columns))]
     surplus = sum(widths) + 2 * (len(widths) - 1) - room
     while surplus > 0:
         widest = max(range(len(widths)), key=lambda at: (not columns[at].is_number, widths[at]))
@@ -352,19 +321,13 @@ def _write_records(console: Console, block: Sequence[Sequence[str]], columns: Se
 
 
 def _cells(row: Row | msgspec.Struct, columns: Sequence[Column]) -> list[str]:
-    shown = _exact if _is_raw() else _shown
-    return [shown(_value(row, column), column) for column in columns]
-
-
-def _value(row: Row | msgspec.Struct, column: Column) -> object:
-    if column.of is not None:
-        return column.of(row)
-    return row.get(column.name) if isinstance(row, Mapping) else getattr(row, column.name)
-
-
-def _shown(value: object, column: Column) -> str:
-    return "-" if value is None else column.show(value)
-
-
-def _exact(value: object, column: Column) -> str:
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else _shown(value, column)
+    is_raw, shown = _is_raw(), []
+    for column in columns:
+        if column.of is not None:
+            value = column.of(row)
+        else:
+            value = row.get(column.name) if isinstance(row, Mapping) else getattr(row, column.name)
+        is_exact = is_raw and isinstance(value, int | float) and not isinstance(value, bool)
+        text = "-" if value is None else str(value) if is_exact else column.show(value)
+        shown.append(text if text.isprintable() else text.expandtabs().translate(_CONTROL))
+    return shown

@@ -57,20 +57,14 @@ def describe_log_dirs(
         dirs.abandon()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedMove:
-    """A move to another log directory. `free_bytes` None: the file system does not report it."""
+def plan_move(
+    config: Config, partition: TopicPartition, target: str
+) -> tuple[ReplicaStatus, LogDirStatus, LogDirStatus]:
+    """Return the replica that `Maintenance.move` would move, its directory, the target. Raises the reason against it.
 
-    partition: TopicPartition
-    source: str
-    target: str
-    size_bytes: int
-    free_bytes: int | None
-
-
-def plan_move(config: Config, partition: TopicPartition, target: str, *, storage: Storage | None = None) -> PlannedMove:
-    """Return the effect of `Maintenance.move`, while another process works. Raises the reason against it."""
-    dirs = describe_log_dirs(config, [partition.topic], storage=storage)
+    Another process may work in the directories.
+    """
+    dirs = describe_log_dirs(config, [partition.topic])
     found = next(
         ((each, one) for each in dirs for one in each.replicas if one.partition == partition and not one.is_future),
         None,
@@ -80,22 +74,17 @@ def plan_move(config: Config, partition: TopicPartition, target: str, *, storage
     source, replica = found
     goal = next((each for each in dirs if each.facts.path == target), None)
     if goal is None or goal is source:
-        what = (
-            "the log directory is not configured" if goal is None else "the partition is already in this log directory"
-        )
+        there = "the partition is already in this log directory"
+        wrong = "the log directory is not configured" if goal is None else there
         known = ",".join(each.facts.path for each in dirs)
-        raise InvalidRequest(f"cannot move the partition, {what}", partition=partition, to=target, known=known)
+        raise InvalidRequest(f"cannot move the partition, {wrong}", partition=partition, to=target, known=known)
     if goal.error is not None:
         raise goal.error
     free = goal.facts.free_bytes
     if free is not None and free < replica.size_bytes:
-        facts = {"size_bytes": replica.size_bytes, "free_bytes": free}
-        raise DiskFailed(
-            "cannot move the partition, the target directory has too little free space", to=target, **facts
-        )
-    return PlannedMove(
-        partition=partition, source=source.facts.path, target=target, size_bytes=replica.size_bytes, free_bytes=free
-    )
+        wrong = "cannot move the partition, the target directory has too little free space"
+        raise DiskFailed(wrong, to=target, size_bytes=replica.size_bytes, free_bytes=free)
+    return replica, source, goal
 
 
 def _describe(storage: Storage, facts: LogDirFacts, error: LogError | None, topics: Collection[str]) -> LogDirStatus:

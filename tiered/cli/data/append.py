@@ -152,11 +152,12 @@ class _AppendedRecords:
     """For each partition: first offset, next offset and count."""
 
     def __init__(self, manager: LogManager, topic: str, partition: int | None) -> None:
-        self.count = 0
-        self._manager = manager
-        self._topic = topic
-        self._partition = partition
-        self._rows: dict[TopicPartition, tuple[int, int, int]] = {}
+        self._manager, self._topic, self._partition = manager, topic, partition
+        self._rows: dict[TopicPartition, Share] = {}
+
+    @property
+    def count(self) -> int:
+        return sum(each.records for each in self._rows.values())
 
     def append(self, records: list[Record]) -> None:
         """Append partition by partition: the records of those before a failing one count."""
@@ -175,38 +176,32 @@ class _AppendedRecords:
                 self._manager.partitions.find(name).log.flush()
             except LogError as error:
                 failure = error
-                self.count -= self._rows.pop(name)[2]
+                del self._rows[name]
         return failure
 
     def shares(self) -> list[Share]:
-        from tiered.manager.remote_acks import Share
-
-        return [
-            Share(topic=name.topic, partition=name.partition, base_offset=base, next_offset=end, records=count)
-            for name, (base, end, count) in sorted(self._rows.items())
-        ]
+        return [self._rows[name] for name in sorted(self._rows)]
 
     def take(self, shares: Sequence[Share]) -> None:
-        for each in shares:
-            self._rows[each.name] = (each.base_offset, each.next_offset, each.records)
-            self.count += each.records
-
-    def _append_owned(self, name: TopicPartition, share: list[Record]) -> AppendResult:
-        """Append to a partition; retry once if Unavailable, as only the remote tier may know the log end."""
-        try:
-            return self._append_to(name, share)
-        except Unavailable:
-            self._manager.partitions.retry([name], now_ms=now_ms())
-            return self._append_to(name, share)
+        self._rows |= {each.name: each for each in shares}
 
     def _append_to(self, name: TopicPartition, share: list[Record]) -> AppendResult:
         (result,) = self._manager.append(name.topic, share, name.partition, now_ms=now_ms()).values()
         return result
 
     def _append_share(self, name: TopicPartition, share: list[Record]) -> None:
-        """Append a share; if the log refuses a record (and adds nothing), halve the share up to that record."""
+        """Append a share; retry once if Unavailable, as only the remote tier may know the log end.
+
+        If the log refuses a record (and adds nothing), halve the share up to that record.
+        """
+        from tiered.manager.remote_acks import Share
+
         try:
-            result = self._append_owned(name, share)
+            try:
+                result = self._append_to(name, share)
+            except Unavailable:
+                self._manager.partitions.retry([name], now_ms=now_ms())
+                result = self._append_to(name, share)
         except InvalidRequest:
             if len(share) == 1:
                 raise
@@ -214,9 +209,10 @@ class _AppendedRecords:
             self._append_share(name, share[:middle])
             self._append_share(name, share[middle:])
             return
-        base, _, count = self._rows.get(name, (result.base_offset, 0, 0))
-        self._rows[name] = (base, result.next_offset, count + len(share))
-        self.count += len(share)
+        known = self._rows.get(name)
+        base, before = (result.base_offset, 0) if known is None else (known.base_offset, known.records)
+        facts = {"base_offset": base, "next_offset": result.next_offset, "records": before + len(share)}
+        self._rows[name] = Share(topic=name.topic, partition=name.partition, **facts)
 
 
 def _counted(session: Session, fd: int, runs: Iterator[list[bytes]]) -> Iterator[list[bytes]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
@@ -41,7 +40,6 @@ from tiered.config.units import format_count, rfc3339
 from tiered.node.problems import UnreadPartitions
 
 if TYPE_CHECKING:
-    from local.format.record import StoredRecord
     from local.records.offset_spec import FoundOffset
     from tiered.manager.manager import LogManager
     from tiered.read.bucket_reader import RemoteLog
@@ -132,7 +130,12 @@ def consume(
         _print_lost(reader, partitions)
         if not isinstance(source, RemoteLog) and not place.is_local:
             session.report_served_alone(source.problems, partitions)
-        for partition, record in islice(_records(reader, partitions, position), count):
+        records = (
+            (partition, record)
+            for partition in partitions
+            for record in reader.records(partition, first_offset(reader, partition, position))
+        )
+        for partition, record in islice(records, count):
             if output == "jsonl":
                 write(to_json(ConsumedRecord.of_stored(partition, record)).encode() + b"\n")
             else:
@@ -148,14 +151,6 @@ def _print_lost(reader: TieredReader, partitions: list[TopicPartition]) -> None:
     for partition in partitions:
         for start, end in reader.view(partition).lost:
             click.echo(f"! {partition}: records of [{start}, {end}) were lost before the view included them", err=True)
-
-
-def _records(
-    reader: TieredReader, partitions: list[TopicPartition], position: Position
-) -> Iterator[tuple[TopicPartition, StoredRecord]]:
-    for partition in partitions:
-        for record in reader.records(partition, first_offset(reader, partition, position)):
-            yield partition, record
 
 
 def _report_inconsistencies(bucket: RemoteLog, partitions: list[TopicPartition]) -> Exit:

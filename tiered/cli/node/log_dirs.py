@@ -126,8 +126,8 @@ def move(
     if dry_run:
         from tiered.inspect.log_dir_usage import plan_move
 
-        planned = plan_move(session.config(), name, root)
-        moved = Move.of(name, planned, from_=planned.source, to=planned.target)
+        replica, source, goal = plan_move(session.config(), name, root)
+        moved = Move.of(name, replica, goal.facts, from_=source.facts.path, to=root)
         print_result(LogDirsMove([moved]), output)
         session.say("nothing changed")
         return
