@@ -7,9 +7,10 @@ Each file is read completely. Fields have the names of Kafka's dump tool, if it 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -77,9 +78,6 @@ class ProducerEntry(_Entry, kw_only=True):
     timestamp: int | None
 
 
-_OF_BATCH = ("first_sequence", "last_sequence", "last_offset", "offset_delta", "timestamp")
-
-
 class EpochEntry(_Entry, kw_only=True):
     """Of a ``leader-epoch-checkpoint``."""
 
@@ -134,32 +132,19 @@ def sections_of(source: FileSource, keys: Callable[[], KeyRing] = lambda: NO_KEY
 
     Raises Corrupt; InvalidRequest for a name without a base offset; AccessDenied without the key of a seal.
     """
-    kind, path = source.kind, source.place
+    kind, path, base = source.kind, source.place, source.base_offset
     data = source.read_all() if kind is not None else b""
     if kind in WITH_BASE:
-        base = source.base_offset
         if base is None:
             raise InvalidRequest("cannot dump the index, its name does not begin with 20 digits", path=path)
         return [WITH_BASE[kind](data, base)]
-    match kind:
-        case Kind.TXN_INDEX:
-            return [_transactions(data, path)]
-        case Kind.PRODUCER_SNAPSHOT:
-            return [_producers(data, path)]
-        case Kind.INDEXES:
-            return _bundle(decode_bundle(data), source.base_offset or 0, path)
-        case Kind.MANIFEST:
-            return _manifest(data, Sealer(path.partition(MANIFESTS)[0], keys()))
-        case Kind.LEADER_EPOCHS | Kind.OFFSET_CHECKPOINT:
-            return [_checkpoint(data, path, is_epochs=kind is Kind.LEADER_EPOCHS)]
-        case Kind.PARTITION_METADATA:
-            return [_pairs(data, ": ", path)]
-        case Kind.META_PROPERTIES:
-            return [_pairs(data, "=", path)]
-        case Kind.CLEAN_SHUTDOWN:
-            return [_clean_shutdown(data, path)]
-        case _:
-            raise InvalidRequest("cannot dump the file, it is not a file of a log", path=path)
+    if kind is Kind.INDEXES:
+        return _bundle(decode_bundle(data), base or 0, path)
+    if kind is Kind.MANIFEST:
+        return _manifest(data, Sealer(path.partition(MANIFESTS)[0], keys()))
+    if kind not in _OF_FILE:
+        raise InvalidRequest("cannot dump the file, it is not a file of a log", path=path)
+    return [_OF_FILE[kind](data, path)]
 
 
 def check_sanity(source: FileSource) -> None:
@@ -228,17 +213,19 @@ def _producers(data: bytes, path: str) -> Section:
     rows = []
     for each in decode_snapshot(data, path=path):
         first = (each.last_sequence - each.offset_delta) % (1 << 31) if each.last_sequence >= 0 else -1
-        values = first, each.last_sequence, each.last_offset, each.offset_delta, each.timestamp_ms
-        batch: dict[str, Any] = dict(zip(_OF_BATCH, values if each.last_offset >= 0 else [None] * 5, strict=True))
-        transaction = each.transaction_first_offset
+        has_batch = each.last_offset >= 0
         rows.append(
             ProducerEntry(
                 producer_id=each.producer_id,
                 producer_epoch=each.producer_epoch,
                 coordinator_epoch=each.coordinator_epoch,
-                current_txn_first_offset=None if transaction < 0 else transaction,
+                current_txn_first_offset=None if each.transaction_first_offset < 0 else each.transaction_first_offset,
                 last_timestamp=each.timestamp_ms,
-                **batch,
+                first_sequence=first if has_batch else None,
+                last_sequence=each.last_sequence if has_batch else None,
+                last_offset=each.last_offset if has_batch else None,
+                offset_delta=each.offset_delta if has_batch else None,
+                timestamp=each.timestamp_ms if has_batch else None,
             )
         )
     return Section.of("producers", ProducerEntry, rows)
@@ -252,7 +239,7 @@ def _bundle(bundle: IndexBundle, base: int, path: str) -> list[Section]:
         replace(_times(bytes(bundle.time), base), name="time"),
         replace(_transactions(bytes(bundle.txn), path), name="txn"),
         _producers(producers, path) if producers else Section.of("producers", ProducerEntry, ()),
-        replace(_checkpoint(bytes(bundle.epochs), path, is_epochs=True), name="epochs"),
+        replace(_epochs(bytes(bundle.epochs), path), name="epochs"),
         Section.of("chunks", ChunkEntry, (_chunk(chunks, at) for at in range(len(chunks)))),
     ]
 
@@ -292,20 +279,25 @@ _MANIFEST_FIELDS = {  # fields of the types, not of the present rows: scripts re
 }
 
 
-def _checkpoint(data: bytes, path: str, *, is_epochs: bool) -> Section:
-    rows: list[msgspec.Struct] = []
-    for line, words in parse_entries(data, path, 2 if is_epochs else 3):
+def _epochs(data: bytes, path: str) -> Section:
+    rows = _entries(data, path, 2, lambda epoch, start: EpochEntry(epoch=int(epoch), start_offset=int(start)))
+    return Section.of("entries", EpochEntry, rows)
+
+
+def _checkpoint(data: bytes, path: str) -> Section:
+    rows = _entries(data, path, 3, lambda topic, number, at: CheckpointEntry(topic, int(number), int(at)))
+    return Section.of("entries", CheckpointEntry, rows)
+
+
+def _entries(data: bytes, path: str, count: int, entry: Callable[..., msgspec.Struct]) -> Iterator[msgspec.Struct]:
+    for line, words in parse_entries(data, path, count):
         try:
-            if is_epochs:
-                rows.append(EpochEntry(epoch=int(words[0]), start_offset=int(words[1])))
-            else:
-                rows.append(CheckpointEntry(words[0], int(words[1]), int(words[2])))
+            yield entry(*words)
         except ValueError:
             raise Corrupt("cannot read a checkpoint, a line is not an entry", path=path, line=line) from None
-    return Section.of("entries", EpochEntry if is_epochs else CheckpointEntry, rows)
 
 
-def _pairs(data: bytes, separator: str, path: str) -> Section:
+def _pairs(data: bytes, path: str, *, separator: str) -> Section:
     lines = [line for line in data.decode("utf-8", "replace").split("\n") if line.strip() and not line.startswith("#")]
     if any(separator not in line for line in lines):
         raise Corrupt("cannot read names and values, a line lacks one of them", path=path)
@@ -319,3 +311,14 @@ def _clean_shutdown(data: bytes, path: str) -> Section:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt("cannot read the clean-shutdown marker, it is not JSON", path=path) from error
     return Section.of("fields", Pair, (Pair(name, value) for name, value in body.items()))
+
+
+_OF_FILE: dict[Kind | None, Callable[[bytes, str], Section]] = {
+    Kind.TXN_INDEX: _transactions,
+    Kind.PRODUCER_SNAPSHOT: _producers,
+    Kind.LEADER_EPOCHS: _epochs,
+    Kind.OFFSET_CHECKPOINT: _checkpoint,
+    Kind.PARTITION_METADATA: partial(_pairs, separator=": "),
+    Kind.META_PROPERTIES: partial(_pairs, separator="="),
+    Kind.CLEAN_SHUTDOWN: _clean_shutdown,
+}

@@ -21,10 +21,8 @@ from local.names import LOG, OFFSET_INDEX, TopicPartition, parse_partition_direc
 from local.records.batch_runs import BatchRuns
 from local.storage import DiskStorage, Storage, StorageFile, join, parent
 from remote.keys import (
-    DATA_SUFFIX,
     ENCRYPTED_SUFFIX,
     INDEXES_SUFFIX,
-    ZSTD_SUFFIX,
     full_key,
     parse_data_key,
     parse_manifest_key,
@@ -33,11 +31,9 @@ from remote.keys import (
     parse_view_key,
     stem_of,
 )
-from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.manifest_lookup import MetadataIndex, Pages
 from remote.manifest.sealing import keyed
-from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import KeyRing, ObjectCipher
 from remote.segments.index_bundle import ChunkTable, decode_bundle
 from remote.segments.object_encoding import inflated, open_chunk, open_ring
@@ -76,32 +72,24 @@ class Kind(Enum):
     CLEAN_SHUTDOWN = names.CLEAN_SHUTDOWN
 
 
-_BY_SUFFIX = (Kind.LOG, Kind.OFFSET_INDEX, Kind.TIME_INDEX, Kind.TXN_INDEX, Kind.PRODUCER_SNAPSHOT, Kind.INDEXES)
-_BY_NAME = (Kind.LEADER_EPOCHS, Kind.PARTITION_METADATA, Kind.META_PROPERTIES, Kind.CLEAN_SHUTDOWN)
+_BY_NAME = {kind.value: kind for kind in (Kind.LEADER_EPOCHS, Kind.PARTITION_METADATA, Kind.META_PROPERTIES)}
+_BY_NAME[Kind.CLEAN_SHUTDOWN.value] = Kind.CLEAN_SHUTDOWN
+_BY_SUFFIX = {_OFFSET_CHECKPOINT: Kind.OFFSET_CHECKPOINT, _KRAFT_SNAPSHOT: Kind.LOG}
+_BY_SUFFIX |= {suffix: Kind.LOG if suffix == LOG else Kind.STORED_LOG for suffix in _STORED}
+_BY_SUFFIX |= {
+    kind.value: kind
+    for kind in (Kind.OFFSET_INDEX, Kind.TIME_INDEX, Kind.TXN_INDEX, Kind.PRODUCER_SNAPSHOT, Kind.INDEXES)
+}
 
 
 def kind_of(path: str) -> Kind | None:
     """Return the kind of a file by its name, ignoring ``.deleted``, ``.swap`` and ``.cleaned``."""
+    if parse_manifest_key("/".join(path.split("/")[-3:])) is not None:
+        return Kind.MANIFEST
     name = path.rpartition("/")[2]
     for suffix in _ON_ITS_WAY:
         name = name.removesuffix(suffix)
-    if parse_manifest_key("/".join(path.split("/")[-3:])) is not None:
-        return Kind.MANIFEST
-    for kind in _BY_NAME:
-        if name == kind.value:
-            return kind
-    if name.endswith(_OFFSET_CHECKPOINT):
-        return Kind.OFFSET_CHECKPOINT
-    if name.endswith(_KRAFT_SNAPSHOT):
-        return Kind.LOG
-    if _is_stored(name):
-        return Kind.STORED_LOG
-    return next((kind for kind in _BY_SUFFIX if name.endswith(kind.value)), None)
-
-
-def _is_stored(name: str) -> bool:
-    plain = name.removesuffix(ENCRYPTED_SUFFIX).removesuffix(ZSTD_SUFFIX)
-    return plain != name and plain.endswith(DATA_SUFFIX)
+    return _BY_NAME.get(name) or next((kind for suffix, kind in _BY_SUFFIX.items() if name.endswith(suffix)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,47 +368,29 @@ def _by_frames(source: FileSource) -> Iterator[_Chunk]:
 
 
 def _cipher(source: FileSource, keys: KeyRing) -> ObjectCipher | None:
-    prefix, row = _row_of(source, keys)
-    if row.key_id is None:
-        raise Corrupt("cannot dump an encrypted segment, its entry has no key", object=source.place)
-    return open_ring(row, prefix, keys)
-
-
-def _row_of(source: FileSource, keys: KeyRing) -> tuple[str, SegmentEntry]:
+    """Open the data key of an object by its segment entry, in the newest manifest that names it."""
     if source.store is None or (found := _OBJECT.match(source.key)) is None:
         hint = "its key is in a manifest: name the object by its url, or the file in a copy of the bucket"
         raise InvalidRequest(f"cannot dump an encrypted segment, {hint}", path=source.place)
     prefix, key = found[0], source.key[found.end() :]
-    store = keyed(source.store, keys)
-    for manifest in _manifests(store, prefix):
-        with suppress(NotFound):  # a page of an older manifest, already deleted
-            row = _named(store, prefix, manifest, key)
-            if row is not None:
-                return prefix, row
-    raise NotFound("cannot dump an encrypted segment, no manifest names it, so its key is lost", object=source.place)
-
-
-def _manifests(store: ObjectStore, prefix: str) -> Iterator[Manifest]:
-    chain = ManifestChain(store, prefix)
-    manifest = chain.newest(None)
+    store, name = keyed(source.store, keys), parse_data_key(key) or parse_view_key(key)
+    chain, pages = ManifestChain(store, prefix), Pages(store, prefix)
+    manifest = chain.newest(None) if name is not None else None
     for _ in range(MANIFESTS_READ):
-        if manifest is None:
-            return
-        yield manifest
+        if manifest is None or name is None:
+            break
+        entry = None
+        with suppress(NotFound):  # a page of an older manifest, already deleted
+            index = MetadataIndex(manifest, pages.entries)
+            rows = index.entries_with_dead(name.base_offset, name.last_offset + 1)
+            of_views = name.view is not None
+            entry = next((each for each in (manifest.view_entries if of_views else rows) if each.data_key == key), None)
+        if entry is not None and entry.key_id is None:
+            raise Corrupt("cannot dump an encrypted segment, its entry has no key", object=source.place)
+        if entry is not None:
+            return open_ring(entry, prefix, keys)
         manifest = chain.read(manifest.sequence - 1) if manifest.sequence > 1 else None
-
-
-def _named(store: ObjectStore, prefix: str, manifest: Manifest, key: str) -> SegmentEntry | None:
-    says = parse_data_key(key) or parse_view_key(key)
-    if says is None:
-        return None
-    index = MetadataIndex(manifest, Pages(store, prefix).entries)
-    rows = (
-        manifest.view_entries
-        if says.view is not None
-        else index.entries_with_dead(says.base_offset, says.last_offset + 1)
-    )
-    return next((row for row in rows if row.data_key == key), None)
+    raise NotFound("cannot dump an encrypted segment, no manifest names it, so its key is lost", object=source.place)
 
 
 def _range_of(body: memoryview, start: int, at: int, length: int) -> memoryview:
