@@ -1,13 +1,7 @@
 """Content of a bucket as a table: segments, view segments, manifest pages, pending deletes.
 
-Only manifests and pages are read: a few requests for each partition and one for each page.
-
-| `kind` | row |
-|---|---|
-| ``log`` | a segment of the log; below the log start offset it is not readable and waits to be unlinked |
-| ``view`` | a segment of the compacted view `view` |
-| ``page`` | a page of older entries: offsets, size, key; its entries are rows of their own |
-| ``waiting`` | a pending delete, since `unlinked` |
+Only manifests and pages are read: a few requests for each partition and one for each page. The entries of a page are
+rows of their own. A segment below the log start offset is not readable and waits to be unlinked.
 
 Dollars are of a single object, at the first price band of its class (`tiered.cost.topic_cost` has the bands). Pending
 deletes and pages count as STANDARD.

@@ -3,8 +3,7 @@
 A reader advances by a batch's last offset + 1 and by a segment entry's next offset, so it crosses the gaps of
 compaction. It skips offsets below the local tier only if a manifest shows that they hold no record. If an offset is on
 both tiers, the local tier answers without a request. If one tier drops or expires a segment during a read, the reader
-loads the newest manifest once, and continues or reports the remaining offsets. A stream ends at the log end offset as
-of its start.
+loads the newest manifest once, and continues or reports the remaining offsets.
 """
 
 from __future__ import annotations
@@ -39,8 +38,9 @@ _log = logging.getLogger(__name__)
 class TieredReader:
     """Reads any partition that `source_of` knows. Thread safe; an iterator belongs to one thread.
 
-    Under READ_COMMITTED a stream ends at the last stable offset, and records and columns omit aborted ones
-    (`tiered.read.partition_source`). Batches come whole; `aborted_transactions` gives the batches to leave out.
+    A stream ends at the log end offset as of its start, under READ_COMMITTED at the last stable offset; then records
+    and columns omit aborted ones (`tiered.read.partition_source`). Batches come whole; `aborted_transactions` gives
+    the batches to leave out.
     """
 
     def __init__(
@@ -219,9 +219,12 @@ def _committed_columns(stream: _Stream, start: int, stop: int) -> Iterator[Colum
     while offset < stop:
         log = source.log
         if log is None or offset < log.local_log_start_offset:
-            for found, offset in _committed_entry(stream, offset, stop):  # noqa: B007, B020 - the position moves on
-                if found is not None:
-                    yield found
+            entry, offset, aborted = source.entry_with_aborted(offset, stop)
+            first = offset
+            runs = () if entry is None else _read_entry(stream, entry, first)
+            for data, offset in runs:  # noqa: B007 - the position moves on
+                for columns in decoded(data, source.partition):
+                    yield within(without_aborted(columns, aborted), first, stop)
             continue
         try:
             for columns in log.columns(offset, isolation=Isolation.READ_COMMITTED):
@@ -237,23 +240,12 @@ def _committed_columns(stream: _Stream, start: int, stop: int) -> Iterator[Colum
                 raise
 
 
-def _committed_entry(stream: _Stream, offset: int, stop: int) -> Iterator[tuple[Columns | None, int]]:
-    entry, at, aborted = stream.source.entry_with_aborted(offset, stop)
-    if entry is None:
-        yield None, at
-        return
-    for data, reached in _read_entry(stream, entry, at):
-        for columns in decoded(data, stream.source.partition):
-            yield within(without_aborted(columns, aborted), at, stop), columns.next_offset
-        yield None, reached
-
-
 def _read_on(stream: _Stream, offset: int, isolation: Isolation) -> Iterator[tuple[memoryview, int]]:
     source, log = stream.source, stream.source.log
     if log is not None and offset >= log.local_log_start_offset:
         data = _read_local(source, log, offset, isolation)
         if data is not None:
-            yield data, _offset_after(data, offset)
+            yield data, int(kernels.scan_batches(data, verify=False).last_offsets[-1]) + 1 if data else offset
             return
     entry, at = source.entry_at(offset)
     if entry is None:
@@ -321,10 +313,6 @@ def _batches_below(data: memoryview, end: int) -> memoryview:
     while (header := read_header(data, at)) and header.base_offset < end:
         at += header.size_bytes
     return data[:at]
-
-
-def _offset_after(data: memoryview, offset: int) -> int:
-    return int(kernels.scan_batches(data, verify=False).last_offsets[-1]) + 1 if data else offset
 
 
 def _why_missing(source: PartitionSource, entry: SegmentEntry, offset: int) -> LogError:

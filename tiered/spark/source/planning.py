@@ -1,18 +1,8 @@
 """Plan a read: select partitions, offsets and segments by the options and make splits.
 
-Each partition's newest manifest is read once and pinned, so one ``load()`` is one state of the log. The requests:
-
-| for | requests |
-|---|---|
-| each named topic | two listings |
-| a pattern | one listing of the bucket's topics and one for each topic |
-| each partition | a few for its newest manifest, two for its pin |
-| a range that reaches into older entries | a manifest page |
-| each segment that is cut | an index |
-| each timestamp | an index and a range |
-
-Partitions, and then cut segments, are read in parallel. The result, and which error is raised, are as in sequence. A
-failed plan, and a partition without records to read, release their pins.
+Each partition's newest manifest is read once and pinned, so one ``load()`` is one state of the log
+(docs/reference/spark.md lists the requests). Partitions, and then cut segments, are read in parallel. The result, and
+which error is raised, are as in sequence. A failed plan, and a partition without records to read, release their pins.
 
 Timestamps become offsets as in Spark's Kafka source: the first record at or after the timestamp, in offset order. Under
 read_committed the log ends before the first transaction without a known end in the bucket. With a compacted view a

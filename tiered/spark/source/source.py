@@ -5,10 +5,6 @@ source; an explicit schema does: ``.schema("offset long, key binary")`` transfer
 
 There is no `pushFilters` and must be none: Spark 4.x keeps pushed filters in the relation that all uses of a DataFrame
 share, so one query's filter leaks into the next (tests/spark/test_filter_leak.py shows it).
-
-``tiered-segments`` is a bucket's segment entries as a table (`tiered.inspect.segment_table`). Each task reads the
-newest manifests of its partitions when it runs: cache the table to keep one state. Deleted topics are included as long
-as they have objects.
 """
 
 from __future__ import annotations
@@ -128,7 +124,10 @@ def chosen_columns(schema: StructType, columns: Mapping[str, str] = COLUMNS) -> 
 
 
 class SegmentsSource(DataSource):
-    """The data source of segment entries."""
+    """A bucket's segment entries as a table (`tiered.inspect.segment_table`), deleted topics included.
+
+    Each task reads the newest manifests of its partitions when it runs: cache the table to keep one state.
+    """
 
     @classmethod
     def name(cls) -> str:
