@@ -311,16 +311,19 @@ class ViewParts:
         ends = table.positions + table.sizes
         at = 0
         while at < len(table):
-            room = self._part_bytes - self._size
-            upto = int(np.searchsorted(ends, int(table.positions[at]) + room, "right"))
-            if self._file is not None:
-                span = self._base_offset + RELATIVE_OFFSET_MAX
-                upto = min(upto, int(np.searchsorted(table.last_offsets, span, "right")))
+            start, base_offset = int(table.positions[at]), int(table.base_offsets[at])
+            base_offset = base_offset if self._file is None else self._base_offset
+            fitting = int(np.searchsorted(ends, start + self._part_bytes - self._size, "right"))
+            upto = min(fitting, int(np.searchsorted(table.last_offsets, base_offset + RELATIVE_OFFSET_MAX, "right")))
             if upto <= at and self._file is not None:
                 self._end_part()
                 continue
-            upto = max(upto, at + 1) if self._file is not None else self._fitting(table, at, upto)
-            self._append(view[int(table.positions[at]) : int(ends[upto - 1])], int(table.base_offsets[at]))
+            upto = max(upto, at + 1)
+            if self._file is None:
+                self._base_offset = base_offset
+                self._file = self._storage.create(self._path())
+            self._file.append(view[start : int(ends[upto - 1])])
+            self._size += int(ends[upto - 1]) - start
             at = upto
 
     def keep(self, row: SegmentEntry) -> None:
@@ -342,17 +345,6 @@ class ViewParts:
         except LogError as error:
             names = ",".join(prefix + key for key in keys)
             _log.warning("cannot delete parts of a failed view: keys=%s cause=%s", names, error)
-
-    def _fitting(self, table: BatchTable, at: int, upto: int) -> int:
-        span = int(table.base_offsets[at]) + RELATIVE_OFFSET_MAX
-        return max(at + 1, min(upto, int(np.searchsorted(table.last_offsets, span, "right"))))
-
-    def _append(self, data: memoryview, base_offset: int) -> None:
-        if self._file is None:
-            self._base_offset, self._size = base_offset, 0
-            self._file = self._storage.create(self._path())
-        self._file.append(data)
-        self._size += len(data)
 
     def _end_part(self) -> None:
         """End the current part. Order of effects: the file is read again, checked and uploaded → deleted."""

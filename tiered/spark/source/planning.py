@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from local.errors import InvalidRequest, NotFound, OffsetOutOfRange
 from local.index import offset_index
@@ -45,13 +46,14 @@ CACHE_BYTES = 64 << 20
 Aborted = tuple[AbortedTransaction, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OpenPartition:
-    """A partition, its newest manifest seen (None: it has none yet) and a pin of that manifest or None."""
+    """A partition to read, its newest manifest seen (None: it has none yet) and a pin of that manifest or None."""
 
     name: RemotePartitionName
     manifest: Manifest | None
     source: PartitionSource
+    options: ReadOptions
     pin: Pin | None = None
 
     @staticmethod
@@ -59,95 +61,100 @@ class OpenPartition:
         store: ObjectStore,
         name: RemotePartitionName,
         metadata: MetadataLog,
+        options: ReadOptions,
         *,
         cache: ChunkCache,
         keys: KeyRing,
         pin: Pin | None = None,
     ) -> OpenPartition:
         """`metadata` has already read the manifest, if there is one."""
-        remote = RemotePartition(store, name.prefix, cache, metadata=metadata, read_ahead_chunks=0, keys=keys)
-        return OpenPartition(name, metadata.cached, PartitionSource(name.topic_partition, None, remote, metadata), pin)
+        remote = RemotePartition(store, name.prefix, cache, metadata=metadata, keys=keys)
+        source = PartitionSource(name.topic_partition, None, remote, metadata)
+        return OpenPartition(name, metadata.cached, source, options, pin)
 
     @staticmethod
-    def external(store: ObjectStore, layout: ExternalFormat, name: ExternalName, cache: ChunkCache) -> OpenPartition:
+    def external(
+        store: ObjectStore, layout: ExternalFormat, name: ExternalName, options: ReadOptions, cache: ChunkCache
+    ) -> OpenPartition:
         """A partition of an external bucket by its present listing: no pin protects it."""
         source = external_source(store, layout, name, cache)
-        return OpenPartition(name, source.manifest(), source)
+        return OpenPartition(name, source.manifest(), source, options)
 
     @property
     def is_deleted(self) -> bool:
         return self.manifest is not None and self.manifest.deleted_ms is not None
 
-    def view(self, options: ReadOptions) -> CompactedView | None:
+    @property
+    def view(self) -> CompactedView | None:
         """The view to read with; None for the log alone. Raises NotFound if it was never built."""
-        if options.view is None or self.manifest is None:
+        if self.options.view is None or self.manifest is None:
             return None
-        view = find_view(self.manifest.views, options.view)
+        view = find_view(self.manifest.views, self.options.view)
         if view is None or not view.is_built:
-            raise no_view(self.name.topic_partition, options.view)
+            raise no_view(self.name.topic_partition, self.options.view)
         return view
 
-    def edges(self, options: ReadOptions) -> tuple[int, int]:
+    @cached_property
+    def edges(self) -> tuple[int, int]:
         """The readable offsets ``[first, after)``. Under read_committed this may fetch an index."""
         if self.manifest is None:
             return 0, 0
-        view = self.view(options)
+        view = self.view
         first = self.manifest.log_start_offset if view is None else view.start_offset
-        after = self.source.stable_end() if options.is_committed else self.manifest.next_offset
+        after = self.source.stable_end() if self.options.is_committed else self.manifest.next_offset
         return first, max(first, after)
 
-    def ranges(self, options: ReadOptions) -> list[PartitionRange]:
+    def ranges(self) -> list[PartitionRange]:
         """The ranges that the options select in this partition."""
-        first, after = self.edges(options)
-        start = self.offset_of(options.start, options, (first, after))
-        end = self.offset_of(options.end, options, (first, after), is_end=True)
+        options = self.options
+        start, end = self.offset_of(options.start), self.offset_of(options.end, is_end=True)
         if start > end and options.fail_on_data_loss and options.start.kind is options.end.kind:
             wrong = "cannot read with Spark, the start is above the end (failOnDataLoss=false reads nothing there)"
             raise OffsetOutOfRange(wrong, partition=self.name.topic_partition, start=start, end=end)
-        return self.ranges_between(start, max(start, end), options)
+        return self.ranges_between(start, max(start, end))
 
-    def ranges_between(self, start: int, end: int, options: ReadOptions) -> list[PartitionRange]:
+    def ranges_between(self, start: int, end: int) -> list[PartitionRange]:
         """The offsets ``[start, end)``, which must be within `edges`; an empty list for an empty range."""
         if self.manifest is None or start >= end:
             return []
-        view = self.view(options)
+        view = self.view
         if view is None:
-            return [self._log_range(start, end, options)]
-        if options.fail_on_data_loss:
+            return [self._log_range(start, end)]
+        if self.options.fail_on_data_loss:
             self._check_gap(view, start, end)
         horizon = min(max(view.horizon_offset, start), end)
         found = [self._range(start, horizon, view.entries)] if start < horizon else []
-        return [*found, self._log_range(horizon, end, options)] if horizon < end else found
+        return [*found, self._log_range(horizon, end)] if horizon < end else found
 
     def entries(self, segment: SegmentEntry) -> Entries:
         remote = self.source.remote
         assert remote is not None, "a partition of a bucket has objects"
         return offset_index.entries(remote.indexes(segment).offset, segment.base_offset)
 
-    def offset_of(self, bound: Bound, options: ReadOptions, edges: tuple[int, int], *, is_end: bool = False) -> int:
+    def offset_of(self, bound: Bound, *, is_end: bool = False) -> int:
         """The offset that a bound means here. Raises OffsetOutOfRange and InvalidRequest."""
         value = bound.value_of(self.name.topic_partition)
         assert value is not None, "the values were checked to name every partition"
         if bound.kind is BoundKind.TIMESTAMP:
-            return self._offset_of_timestamp(value, options, edges, strict=not (is_end or options.latest_without_match))
+            return self._offset_of_timestamp(value, strict=not (is_end or self.options.latest_without_match))
         if value in (EARLIEST, LATEST):
-            return edges[0] if value == EARLIEST else edges[1]
-        return self.within(value, options, edges)
+            return self.edges[0] if value == EARLIEST else self.edges[1]
+        return self.within(value)
 
-    def within(self, offset: int, options: ReadOptions, edges: tuple[int, int]) -> int:
+    def within(self, offset: int) -> int:
         """`offset` if it is in the log, else the nearest edge; with `fail_on_data_loss` OffsetOutOfRange."""
-        first, after = edges
-        if options.fail_on_data_loss and not first <= offset <= after:
+        first, after = self.edges
+        if self.options.fail_on_data_loss and not first <= offset <= after:
             facts = {"offset": offset, "log_start_offset": first, "next_offset": after}
             wrong = "cannot read with Spark, the offset is outside the log"
             raise OffsetOutOfRange(wrong, partition=self.name.topic_partition, **facts)
         return min(max(offset, first), after)
 
-    def _log_range(self, start: int, end: int, options: ReadOptions) -> PartitionRange:
-        if options.fail_on_data_loss:
+    def _log_range(self, start: int, end: int) -> PartitionRange:
+        if self.options.fail_on_data_loss:
             self._check_lacking(start, end)
         rows = self.source.ask(lambda index: tuple(index.entries(start, end))) or ()
-        aborted = tuple(self.source.aborted_transactions(start, end)) if options.is_committed and rows else ()
+        aborted = tuple(self.source.aborted_transactions(start, end)) if self.options.is_committed and rows else ()
         return self._range(start, end, rows, aborted)
 
     def _range(self, start: int, end: int, rows: tuple[SegmentEntry, ...], aborted: Aborted = ()) -> PartitionRange:
@@ -182,22 +189,20 @@ class OpenPartition:
         if gap is not None and start < gap[1] and end > gap[0]:
             raise lost_behind(self.name.topic_partition, view, gap)
 
-    def _offset_of_timestamp(
-        self, timestamp_ms: int, options: ReadOptions, edges: tuple[int, int], *, strict: bool
-    ) -> int:
-        isolation = Isolation.READ_COMMITTED if options.is_committed else Isolation.READ_UNCOMMITTED
-        view, partition = self.view(options), self.name.topic_partition
+    def _offset_of_timestamp(self, timestamp_ms: int, *, strict: bool) -> int:
+        isolation = Isolation.READ_COMMITTED if self.options.is_committed else Isolation.READ_UNCOMMITTED
+        view, partition, after = self.view, self.name.topic_partition, self.edges[1]
         reader = TieredReader(lambda _: self.source, isolation)
         if view is not None:
             reader = CompactedReader(lambda _: self.source, isolation, view.name)
         found = reader.offset_for_timestamp(partition, timestamp_ms) if self.manifest is not None else None
-        if found is not None and found < edges[1]:
+        if found is not None and found < after:
             return found
         if strict:
             fix = "startingOffsetsByTimestampStrategy=latest reads nothing there"
             wrong = "cannot read with Spark, there is no record at or after the starting timestamp"
             raise InvalidRequest(wrong, partition=partition, timestamp_ms=timestamp_ms, fix=fix)
-        return edges[1]
+        return after
 
 
 def plan_read(store: ObjectStore, options: ReadOptions, *, now_ms: int | None = None) -> list[Split]:
@@ -211,7 +216,7 @@ def plan_read(store: ObjectStore, options: ReadOptions, *, now_ms: int | None = 
         known = {each.name.topic_partition for each in opened}
         for side, bound in (("starting", options.start), ("ending", options.end)):
             check_complete(side, bound, known)
-        ranges = [part for each in side_by_side(lambda each: each.ranges(options), opened) for part in each]
+        ranges = [part for each in side_by_side(lambda each: each.ranges(), opened) for part in each]
         splits = splits_of(opened, ranges, options)
     except BaseException:
         _release(store, opened, options)
@@ -243,9 +248,9 @@ def open_partitions(store: ObjectStore, options: ReadOptions, now_ms: int) -> li
     def open_one(name: RemotePartitionName) -> OpenPartition:
         if layout is not None:
             assert isinstance(name, ExternalName), "a layout gives names of its own"
-            return OpenPartition.external(store, layout, name, cache)
+            return OpenPartition.external(store, layout, name, options, cache)
         metadata, pin = seen_manifest(store, name.prefix, options, now_ms)
-        each = OpenPartition.of(store, name, metadata, cache=cache, keys=keys, pin=pin)
+        each = OpenPartition.of(store, name, metadata, options, cache=cache, keys=keys, pin=pin)
         opened.append(each)
         return each
 

@@ -154,8 +154,7 @@ class StreamPlanner:
         """The first position by the options. Raises the errors of planning a batch read."""
         seen = self._newest_partitions()
         check_complete("starting", self._options.start, set(seen))
-        options = self._options
-        starts = side_by_side(lambda each: each.offset_of(options.start, options, each.edges(options)), seen.values())
+        starts = side_by_side(lambda each: each.offset_of(self._options.start), seen.values())
         return StreamPosition(offsets=dict(zip(seen, starts, strict=True)), topic_ids=_ids(seen), is_initial=True)
 
     def freeze(self) -> None:
@@ -196,11 +195,9 @@ class StreamPlanner:
         wanted = []
         for name, each in seen.items():
             if name in end.offsets and end.topic_ids.get(name.topic) in (None, each.name.topic_id):
-                edges = each.edges(self._options)
-                first = end.since[name] if name in end.since else start.offsets[name]
-                begin = each.within(first, self._options, edges)
-                wanted.append((each, begin, each.within(end.offsets[name], self._options, edges)))
-        ranges = side_by_side(lambda one: one[0].ranges_between(one[1], one[2], self._options), wanted)
+                begin = end.since[name] if name in end.since else start.offsets[name]
+                wanted.append((each, each.within(begin), each.within(end.offsets[name])))
+        ranges = side_by_side(lambda one: one[0].ranges_between(one[1], one[2]), wanted)
         return splits_of(list(seen.values()), [part for each in ranges for part in each], self._options)
 
     # --- the bucket ---------------------------------------------------------------------------------------------------
@@ -224,17 +221,14 @@ class StreamPlanner:
         metadata.refresh()
         known = self._opened.get(name)
         if known is None or known.manifest is not metadata.cached:
-            known = OpenPartition.of(self._store, name, metadata, cache=self._cache, keys=self._keys)
+            known = OpenPartition.of(self._store, name, metadata, self._options, cache=self._cache, keys=self._keys)
             self._opened[name] = known
         return known
 
     def _ends(self, seen: Partitions) -> dict[TopicPartition, int]:
         if not self._options.is_committed:  # the manifests have it, and Spark may ask every few ms
-            return {name: self._end_of(each) for name, each in seen.items()}
-        return dict(zip(seen, side_by_side(self._end_of, seen.values()), strict=True))
-
-    def _end_of(self, each: OpenPartition) -> int:
-        return each.edges(self._options)[1]
+            return {name: each.edges[1] for name, each in seen.items()}
+        return dict(zip(seen, side_by_side(lambda each: each.edges[1], seen.values()), strict=True))
 
     # --- data loss ---------------------------------------------------------------------------------------------------
 
@@ -252,11 +246,10 @@ class StreamPlanner:
 
     def _start_of(self, start: StreamPosition, each: OpenPartition) -> int:
         name = each.name.topic_partition
-        edges = each.edges(self._options)
         is_the_same = start.topic_ids.get(name.topic) in (None, each.name.topic_id)
         if name not in start.offsets or not is_the_same:
-            return edges[0]
-        return each.within(start.offsets[name], self._options, edges)
+            return each.edges[0]
+        return each.within(start.offsets[name])
 
     def _lost(self, error: NotFound | OffsetOutOfRange) -> None:
         if self._options.fail_on_data_loss:
