@@ -330,7 +330,7 @@ class Player:
         """Replace directory, clock and terminal. Ids and paths are replaced before a table is laid out."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TIERED_")}
         kept |= {"COLUMNS": str(self.width), "LINES": "50", "NO_COLOR": "1", "TERM": "xterm", "TZ": "UTC"}
-        shown = render._shown
+        cells = render._cells
         with (
             contextlib.chdir(self.home),
             mock.patch.dict(os.environ, kept, clear=True),
@@ -346,7 +346,7 @@ class Player:
             mock.patch.object(platform, "python_version", return_value="3.12.9"),
             mock.patch.object(kernels, "implementation", return_value="compiled"),
             mock.patch.object(socket, "gethostname", return_value="the-node"),
-            mock.patch.object(render, "_shown", lambda *told, **more: self.masked(shown(*told, **more))),
+            mock.patch.object(render, "_cells", lambda *row: [self.masked(each) for each in cells(*row)]),
         ):
             yield
 
