@@ -1,4 +1,4 @@
-"""Map exceptions to one line on stderr and an exit code; docs/reference/exit-codes.md has `MEANINGS`."""
+"""Map exceptions to one line on stderr and an exit code (docs/reference/exit-codes.md)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Terminated(KeyboardInterrupt):
 
 
 class Exit(IntEnum):
-    """Exit codes of the process; `MEANINGS` describes them."""
+    """Exit codes of the process; docs/reference/exit-codes.md describes them."""
 
     DONE = 0
     FAILED = 1
@@ -42,50 +42,6 @@ class Exit(IntEnum):
     INTERRUPTED = 130
     TERMINATED = 143
 
-
-# Meaning and next step of the caller.
-MEANINGS: dict[Exit, tuple[str, str]] = {
-    Exit.DONE: ("done", "none"),
-    Exit.FAILED: (
-        "failed: not found, no permission, an offset out of range, a disk that refuses, output that cannot be written",
-        "read the line, correct the cause that it names",
-    ),
-    Exit.USAGE: (
-        "usage: the command, a setting or a file is wrong",
-        "correct the command; the same command fails again",
-    ),
-    Exit.FINDINGS: (
-        "findings: a file ends inside a batch; `verify` or `scrub` has a finding that is no damage; `gc` has a list; "
-        "a copy differs; `repair --dry-run` has work to do; `compaction advise` or `cost advise` has advice; `doctor` "
-        "has a warning; a job did a part of its work and the rest must wait",
-        "read the output; no record is lost",
-    ),
-    Exit.CORRUPTION: (
-        "corruption: bytes that contradict their checksum or format",
-        "[look for a good copy](../runbooks/corruption.md); it overrides every other code",
-    ),
-    Exit.CONFLICT: (
-        "conflict: another manager has the directory, a newer writer owns the partition, the local log diverged, the "
-        "bucket is lost or wrong, or a job could not commit all its work because others replaced the segments "
-        "first",
-        "[find the other writer](../runbooks/halted.md), or [the bucket](../runbooks/bucket-lost.md); a restart alone "
-        "does not help",
-    ),
-    Exit.UNAVAILABLE: (
-        "the store is unavailable, after retries until the deadline; figures that depend on it are null",
-        "run it again, later",
-    ),
-    Exit.UNHEALTHY: (
-        "unhealthy: `status --check`, `doctor`, `log-dirs`, `compaction status`, `view status`; a tier could not be "
-        "read, for another reason than an unavailable store, and figures are null",
-        "each problem is printed with its next step",
-    ),
-    Exit.INTERRUPTED: ("interrupted by Ctrl-C, cleanly", "run it again, or with `--resume` if the command has it"),
-    Exit.TERMINATED: (
-        "interrupted by SIGTERM, cleanly, with work left (`append`, `apply`, `run --once`), or by a second signal",
-        "run it again, or with `--resume` if the command has it",
-    ),
-}
 
 # The first matching class decides.
 _CODES: tuple[tuple[type[BaseException], Exit], ...] = (

@@ -1,25 +1,29 @@
-"""The options of Spark's formats ``tiered`` and ``tiered-segments``: one table, its checks, the typed options.
+"""The options of Spark's formats ``tiered`` and ``tiered-segments``: checks, and the typed options.
 
-Names and meanings are those of Spark's Kafka source (`KafkaSourceProvider`); names ignore case. A timestamp has
-precedence over offsets by timestamp, and these over offsets. Options for a broker's client (``kafka.*`` and a few more)
-have no effect.
+``options.toml`` declares them. Names and meanings are those of Spark's Kafka source (`KafkaSourceProvider`); names
+ignore case. A timestamp has precedence over offsets by timestamp, and these over offsets. Options for a broker's client
+(``kafka.*`` and a few more) have no effect.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import Enum, Flag, auto
+from functools import reduce
+from importlib.resources import files
+from operator import or_
+from typing import Any
 
 from local.errors import InvalidRequest
 from local.names import TopicPartition, check_topic, check_topic_id
 from policies.cost.prices import BUILT_IN, PriceTable
-from remote.external.external_layout import OURS, WORDS, LayoutOptions
+from remote.external.external_layout import LayoutOptions
 from remote.keys import check_view
-from remote.manifest.view import DEFAULT_VIEW
 from tiered.config.properties import IMMUTABLE, PROPERTIES, canonical, parse
 from tiered.config.units import parse_bytes, parse_ms
 from tiered.jobs.job_bucket import Bucket
@@ -71,89 +75,18 @@ class Option:
         return flags if self.kind is Kind.FLAG else self.choices
 
 
-_TEXT, _FLAG, _WORD, _COUNT, _BYTES, _MS, _TIME, _JSON = Kind
-_EVERY, _READ = Use.BATCH | Use.STREAM | Use.SEGMENTS | Use.WRITE, Use.BATCH | Use.STREAM
-_TOPICS, _STREAM, _WRITE = _READ | Use.SEGMENTS, Use.STREAM, Use.WRITE
-_LAYOUT = Use.BATCH | Use.SEGMENTS
-_LAYOUTS = (OURS.layout, *(word for word in WORDS if word != OURS.layout))
+_READ, _WRITE = Use.BATCH | Use.STREAM, Use.WRITE
 
-# fmt: off
-TABLE = (
-    Option("path", _TEXT, _EVERY,
-        help="The bucket, `s3://bucket/prefix` or `file:///directory`; `load(...)` and `save(...)` set it. Required."),
-    Option("url", _TEXT, _EVERY, help="The same as `path`; only one of them may be given."),
-    Option("storeOptions", _JSON, _EVERY, "{}", is_secret=True,
-        help="Options for the store's client; put secrets into the workers' environment instead. `sse` and "
-             "`sse_kms_key_id` are for a bucket that refuses unencrypted pins."),
-    Option("keyRing", _TEXT, _READ | _WRITE,
-        help="A file of keys on every worker, for encrypted segments; `TIERED_KEY_RING` or `TIERED_KEYS` in their "
-             "environment work as well."),
-    Option("topicId", _TEXT, _EVERY, help="Selects one of two topics with the same name."),
-    Option("subscribe", _TEXT, _TOPICS,
-        help="Topics, `a,b`. A read needs one of `subscribe`, `subscribePattern` and `assign`; for a table of segments "
-             "all topics are the default."),
-    Option("subscribePattern", _TEXT, _TOPICS, help="A regular expression for whole topic names."),
-    Option("assign", _JSON, _TOPICS, help='Partitions, `{"a":[0,1]}`.'),
-    Option("layout", _WORD, _LAYOUT, OURS.layout, choices=_LAYOUTS,
-        help="The layout of the bucket: an [external layout](../how-to/other-peoples-buckets.md), or `auto` to detect "
-             "it. Not for streams, because the upload order of other software is not known."),
-    Option("layoutPrefixes", _TEXT, _TOPICS, help="For Aiven's layout: the values of `key.prefix`, with commas."),
-    Option("layoutKeys", _JSON, _TOPICS, "{}",
-        help='For Aiven\'s layout: files of RSA keys on every worker, `{"key1":"/path/key1.pem"}`.'),
-    Option("startingOffsets", _TEXT, _READ, "earliest",
-        help='`earliest`, or `{"a":{"0":23,"1":-2},"b":"earliest"}` with -2 for earliest. A start above the end is an '
-             "error; with `failOnDataLoss=false` that partition is not read. A stream starts at `latest` by default, "
-             "and -1 is allowed for it."),
-    Option("endingOffsets", _TEXT, Use.BATCH, "latest", help='`latest`, or JSON with -1 or `"latest"`; exclusive.'),
-    Option("startingTimestamp", _TIME, _READ, help="From the first record at or after it, in offset order."),
-    Option("endingTimestamp", _TIME, Use.BATCH, help="Up to the first record at or after it."),
-    Option("startingOffsetsByTimestamp", _JSON, _READ, help='`{"a":{"0":1000}}`, ms for each partition.'),
-    Option("endingOffsetsByTimestamp", _JSON, Use.BATCH, help="The same as `startingOffsetsByTimestamp`, for the end."),
-    Option("startingOffsetsByTimestampStrategy", _WORD, _READ, "error", choices=("error", "latest"),
-        help="Without such a record: an error, or `latest`, which does not read that partition."),
-    Option("failOnDataLoss", _FLAG, _READ, "true",
-        help="Offsets outside the log, and segments that are deleted while the job runs: `true` an error; `false` the "
-             "offset moves to the start or end of the log, and a deleted segment is replaced by the newest manifest's "
-             "records of its offsets (with `readCompacted` still an error: the log below a view has records that the "
-             "view does not)."),
-    Option("includeHeaders", _FLAG, _READ, "false", help="Adds the column `headers`."),
-    Option("minPartitions", _COUNT, _READ, help="Smallest number of tasks, as far as batches can be split."),
-    Option("splitBytes", _BYTES, _READ, "64MiB", help="Largest number of bytes of batches in a task."),
-    Option("maxRecordsPerPartition", _COUNT, _READ, help="Largest number of offsets in a task."),
-    Option("kafka.isolation.level", _WORD, _READ, "read_uncommitted", choices=("read_uncommitted", "read_committed"),
-        help="`read_committed`: without the records of aborted transactions, and up to the first transaction without "
-             "its end in the bucket."),
-    Option("readCompacted", _FLAG, Use.BATCH, "false",
-        help="Reads a [compacted view](../explanation/compaction-across-tiers.md) below its horizon, then the log."),
-    Option("view", _TEXT, _READ, DEFAULT_VIEW, help="The name of the view, with `readCompacted`."),
-    Option("pin", _TEXT, _READ, "auto",
-        help="Time for which the manifests stay pinned after the last renewal by a task, such as `6h`; `auto` is `1h` "
-             "if the bucket is writable, else no pin; `none`. A stream has no pins."),
-    Option("pins", _JSON, Use.BATCH, "{}",
-        help="Manifests that `tiered.spark.source.pinned_snapshots.pinned` holds."),
-    Option("maxOffsetsPerTrigger", _COUNT, _STREAM,
-        help="Largest number of offsets in one micro-batch, over all partitions."),
-    Option("maxBytesPerTrigger", _BYTES, _STREAM, help="Approximate number of bytes of batches in one micro-batch."),
-    Option("minOffsetsPerTrigger", _COUNT, _STREAM,
-        help="Smallest number of offsets in one micro-batch; the stream waits for them."),
-    Option("maxTriggerDelay", _MS, _STREAM, "15m", help="Maximum wait for `minOffsetsPerTrigger`."),
-    Option("prices", _TEXT, Use.SEGMENTS,
-        help="A file of prices on the driver, as for the setting `cost.prices`; default: the built-in prices."),
-    Option("topic", _TEXT, _WRITE,
-        help="The topic. A column `topic`, if there is one, must have this name in every row. Required."),
-    Option("createPartitions", _COUNT, _WRITE,
-        help="Creates the topic with this number of partitions if it does not exist."),
-    Option("jobId", _TEXT, _WRITE,
-        help="Names the job, so that it can be run again; a stream needs it. Default: a new one."),
-    Option("takeLeadership", _FLAG, _WRITE, "true", help="`false` refuses partitions that a manager has written."),
-    Option("offsets", _WORD, _WRITE, "ranges", choices=("ranges", "dense"),
-        help="`ranges`: each task has its own range of offsets; `dense`: no gaps, a partition comes from one task."),
-    Option("offsetsPerTask", _COUNT, _WRITE, "2147483648", help="The length of such a range."),
-    Option("workDirectory", _TEXT, _WRITE,
-        help="Local directory for a temporary segment of each partition; default: the system's."),
+
+def _declared(row: dict[str, Any]) -> Option:
+    uses = reduce(or_, (Use[name] for name in row["uses"]))
+    return Option(**{**row, "kind": Kind[row["kind"]], "uses": uses, "choices": tuple(row.get("choices", ()))})
+
+
+TABLE = tuple(
+    _declared(row)
+    for row in tomllib.loads(files(__package__).joinpath("options.toml").read_text(encoding="utf-8"))["option"]
 )
-# fmt: on
-
 OPTIONS: dict[str, Option] = {option.name: option for option in TABLE}
 # Names that have no effect, in lower case: options of Kafka's source, and Spark's own options of a stream.
 _IGNORED = ("fetchoffset.numretries", "fetchoffset.retryintervalms", "groupidprefix", "kafkaconsumer.polltimeoutms")

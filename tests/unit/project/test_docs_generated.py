@@ -23,7 +23,7 @@ from json_schemas import SCHEMAS, schema_text
 
 from local import errors
 from local.verify.findings import CODES, FindingCode
-from tiered.cli.errors import MEANINGS, Exit, exit_code
+from tiered.cli.errors import Exit, exit_code
 from tiered.cli.main import COMMANDS
 from tiered.config.properties import PROPERTIES, Kind, Property, Source
 from tiered.inspect.segment_table import COLUMNS as SEGMENT_COLUMNS
@@ -108,6 +108,51 @@ def _row(row: Property) -> str:
     return f"| `{row.name}`<br>`{row.environment_variable}` | {default} | {row.expected} | {row.doc}{whose} |"
 
 
+# Meaning and next step of the caller.
+MEANINGS: dict[Exit, tuple[str, str]] = {
+    Exit.DONE: ("done", "none"),
+    Exit.FAILED: (
+        "failed: not found, no permission, an offset out of range, a disk that refuses, output that cannot be written",
+        "read the line, correct the cause that it names",
+    ),
+    Exit.USAGE: (
+        "usage: the command, a setting or a file is wrong",
+        "correct the command; the same command fails again",
+    ),
+    Exit.FINDINGS: (
+        "findings: a file ends inside a batch; `verify` or `scrub` has a finding that is no damage; `gc` has a list; "
+        "a copy differs; `repair --dry-run` has work to do; `compaction advise` or `cost advise` has advice; `doctor` "
+        "has a warning; a job did a part of its work and the rest must wait",
+        "read the output; no record is lost",
+    ),
+    Exit.CORRUPTION: (
+        "corruption: bytes that contradict their checksum or format",
+        "[look for a good copy](../runbooks/corruption.md); it overrides every other code",
+    ),
+    Exit.CONFLICT: (
+        "conflict: another manager has the directory, a newer writer owns the partition, the local log diverged, the "
+        "bucket is lost or wrong, or a job could not commit all its work because others replaced the segments "
+        "first",
+        "[find the other writer](../runbooks/halted.md), or [the bucket](../runbooks/bucket-lost.md); a restart alone "
+        "does not help",
+    ),
+    Exit.UNAVAILABLE: (
+        "the store is unavailable, after retries until the deadline; figures that depend on it are null",
+        "run it again, later",
+    ),
+    Exit.UNHEALTHY: (
+        "unhealthy: `status --check`, `doctor`, `log-dirs`, `compaction status`, `view status`; a tier could not be "
+        "read, for another reason than an unavailable store, and figures are null",
+        "each problem is printed with its next step",
+    ),
+    Exit.INTERRUPTED: ("interrupted by Ctrl-C, cleanly", "run it again, or with `--resume` if the command has it"),
+    Exit.TERMINATED: (
+        "interrupted by SIGTERM, cleanly, with work left (`append`, `apply`, `run --once`), or by a second signal",
+        "run it again, or with `--resume` if the command has it",
+    ),
+}
+
+
 def render_exit_codes() -> str:
     """The page ``docs/reference/exit-codes.md``."""
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.LogError)]
@@ -116,7 +161,7 @@ def render_exit_codes() -> str:
         names = " ".join(f"`{each.__name__}`" for each in kinds if exit_code(each) is code)
         rows.append(f"| {code.value} | {meaning} | {names} | {then} |")
     return (
-        "# Exit codes\n\nGenerated from `tiered/cli/errors.py` by "
+        "# Exit codes\n\nGenerated from `tiered/cli/errors.py` and the texts of the test by "
         "`python tests/unit/project/test_docs_generated.py`; a test fails when the two differ.\n\n"
         "Of several errors the heaviest counts: corruption, conflict, usage, failed, "
         "unavailable, findings. A program that uses the library gets the errors themselves, all of them below "
