@@ -19,6 +19,7 @@ partitions committed, and its tasks may differ. With round-robin, rows would be 
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,6 @@ from local.records.record_columns import of_arrow
 from tiered.jobs.ingest import Ingested, IngestPlan, abort_ingest, commit_ingest, plan_ingest
 from tiered.jobs.ingest_task import IngestTask
 from tiered.spark.options import WriteOptions, parse_write_options
-from tiered.spark.source.pinning import wall_ms
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -84,12 +84,12 @@ class _Writing:
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803 - Spark's name
         with self._options.bucket.opened() as store:
-            commit_ingest(store, self._plan, _parts(messages), now_ms=wall_ms(), turn=batchId)
+            commit_ingest(store, self._plan, _parts(messages), now_ms=_now_ms(), turn=batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803
         del batchId
         with self._options.bucket.opened() as store:
-            abort_ingest(store, self._plan, _parts(messages), now_ms=wall_ms())
+            abort_ingest(store, self._plan, _parts(messages), now_ms=_now_ms())
 
 
 class BatchWriter(_Writing, DataSourceArrowWriter):
@@ -125,7 +125,7 @@ def _planned(options: WriteOptions, schema: StructType, *, is_stream: bool = Fal
         return plan_ingest(
             store,
             options.topic,
-            now_ms=wall_ms(),
+            now_ms=_now_ms(),
             job_id=options.job_id,
             topic_id=options.topic_id,
             create_partitions=options.create_partitions,
@@ -150,6 +150,10 @@ def _check_columns(schema: StructType) -> None:
 
 def _parts(messages: list[WriterCommitMessage | None]) -> list[Ingested]:
     return [pickle.loads(each.ingested) for each in messages if isinstance(each, Written)]  # noqa: S301 - our own
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
 
 
 class Router:
