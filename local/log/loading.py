@@ -37,7 +37,7 @@ from local.log import recovery
 from local.log.leader_epochs import LeaderEpochs
 from local.log.producer_files import ProducerFiles
 from local.log.producer_state import ProducerState
-from local.log.read_only_open import LoadedLog, found_segment
+from local.log.read_only_open import found_segment
 from local.segment.segment import RELATIVE_OFFSET_MAX, Segment
 from local.segment.segment_reading import end_of
 from local.settings import LogSettings
@@ -65,12 +65,18 @@ class _Place:
 
 
 @dataclass(slots=True)
-class _Found:
+class LoadedLog:
+    """The closed segments, ascending, and the log end. `recovered_count` segments were read whole.
+
+    `known_ends` are the ends of the recovered ones, by base.
+    """
+
     segments: list[Segment]
     epochs: LeaderEpochs
     next_offset: int = 0
+    producers: ProducerState = field(default_factory=ProducerState)
+    recovered_count: int = 0
     known_ends: dict[int, int] = field(default_factory=dict)
-    producers: ProducerState | None = None
 
 
 def load(
@@ -92,21 +98,13 @@ def load(
         had_snapshots = knows if had_snapshots is None else had_snapshots
         place = _Place(storage, directory, settings, listed, snapshots, bases)
         found = _found_or_recovered(place, epochs, recovery_point)
-    recovered_count = len(found.known_ends)
-    remaining = _without_failed_roll(place, found)
-    bases = [segment.base_offset for segment in remaining]
-    if remaining:
+    _remove_failed_roll(found)
+    bases = [segment.base_offset for segment in found.segments]
+    if bases:
         snapshots.keep(bases, found.next_offset)
-    producers = found.producers
-    if producers is None:
-        producers = _trusted_producers(snapshots, bases, found.next_offset, had_snapshots=bool(had_snapshots))
-    return LoadedLog(
-        segments=remaining,
-        next_offset=found.next_offset,
-        epochs=found.epochs,
-        producers=producers,
-        recovered_count=recovered_count,
-    )
+    if not found.recovered_count:
+        found.producers = _trusted_producers(snapshots, bases, found.next_offset, had_snapshots=bool(had_snapshots))
+    return found
 
 
 def producers_of_empty_log(snapshots: ProducerFiles, loaded: LoadedLog, log_start_offset: int) -> ProducerState:
@@ -122,9 +120,9 @@ def producers_of_empty_log(snapshots: ProducerFiles, loaded: LoadedLog, log_star
     return snapshots.at(log_start_offset)
 
 
-def _found_or_recovered(place: _Place, epochs: LeaderEpochs, recovery_point: int | None) -> _Found | None:
+def _found_or_recovered(place: _Place, epochs: LeaderEpochs, recovery_point: int | None) -> LoadedLog | None:
     """Load every segment, oldest first; None after a split or rename: list the directory again."""
-    found = _Found([], epochs)
+    found = LoadedLog([], epochs)
     for at, base in enumerate(place.bases):
         end = place.bases[at + 1] if at + 1 < len(place.bases) else None
         if recovery_point is None or (end is not None and end <= recovery_point and not _outgrew(place, base)):
@@ -143,7 +141,7 @@ def _found_or_recovered(place: _Place, epochs: LeaderEpochs, recovery_point: int
     return found
 
 
-def _add_trusted(place: _Place, found: _Found, at: int, end: int | None) -> bool:
+def _add_trusted(place: _Place, found: LoadedLog, at: int, end: int | None) -> bool:
     """Add the trusted segment `at`; False after a split or a rename, if its offsets do not fit its name."""
     base = place.bases[at]
     is_suspect = end - base - 1 > RELATIVE_OFFSET_MAX if end is not None else False
@@ -170,7 +168,7 @@ def _begins_below(place: _Place, base: int) -> bool:
     return False
 
 
-def _put_right(place: _Place, found: _Found, at: int, *, verify: bool = False) -> bool:
+def _put_right(place: _Place, found: LoadedLog, at: int, *, verify: bool = False) -> bool:
     bases, end_before = place.bases, None
     if found.segments:
         before = found.segments[-1]
@@ -180,9 +178,9 @@ def _put_right(place: _Place, found: _Found, at: int, *, verify: bool = False) -
     return recovery.put_right(place.files(bases[at]), end_before=end_before, next_base=next_base, verify=verify)
 
 
-def _recover(place: _Place, found: _Found, at: int, recovery_point: int, *, may_begin_below: bool = False) -> bool:
+def _recover(place: _Place, found: LoadedLog, at: int, recovery_point: int, *, may_begin_below: bool = False) -> bool:
     base = place.bases[at]
-    if found.producers is None:
+    if not found.recovered_count:
         found.producers = _before_recovery(place.snapshots, place.bases[: at + 1])
     recovered = recovery.recover_segment(
         place.files(base),
@@ -191,14 +189,17 @@ def _recover(place: _Place, found: _Found, at: int, recovery_point: int, *, may_
         trusted_to=recovery_point,
         may_begin_below=may_begin_below,
     )
-    found.epochs = _with(found.epochs, recovered)
+    for epoch, start in recovered.epochs:
+        if found.epochs.latest is None or epoch > found.epochs.latest:
+            found.epochs = found.epochs.assign(epoch, start)
     found.segments.append(place.segment(base))
+    found.recovered_count += 1
     found.next_offset = found.known_ends[base] = recovered.next_offset
     return recovered.is_cut
 
 
-def _without_failed_roll(place: _Place, found: _Found) -> list[Segment]:
-    """Return the segments without the rest of a failed roll. The log end is that of the last one."""
+def _remove_failed_roll(found: LoadedLog) -> None:
+    """Remove the rest of a failed roll. The log end is that of the last remaining segment."""
     if len(found.segments) > 1 and found.segments[-1].size_bytes == 0:
         before = found.segments[-2]
         found.known_ends[before.base_offset] = end_of(before)
@@ -215,7 +216,7 @@ def _without_failed_roll(place: _Place, found: _Found) -> list[Segment]:
             raise Corrupt(attempt, path=remaining[-1].path(names.LOG), **facts)
     if len(remaining) < len(found.segments):
         found.next_offset = found.known_ends[remaining[-1].base_offset]
-    return remaining
+    found.segments = remaining
 
 
 def _trusted(place: _Place, at: int) -> Segment:
@@ -287,10 +288,3 @@ def discard(segments: Sequence[Segment]) -> None:
 def _are_indexes_off(place: _Place, base: int) -> bool:
     found = [(place.facts(base, suffix), width) for suffix, width in index_files.ENTRY_BYTES.items()]
     return any(facts is None or facts.size_bytes % width for facts, width in found)
-
-
-def _with(epochs: LeaderEpochs, found: recovery.RecoveredSegment) -> LeaderEpochs:
-    for epoch, start in found.epochs:
-        if epochs.latest is None or epoch > epochs.latest:
-            epochs = epochs.assign(epoch, start)
-    return epochs

@@ -96,8 +96,8 @@ class LogNotes:
                 state.storage.sync_directory(state.directory)
 
 
-class Log:
-    """One partition's log. Open it with `Log.open`."""
+class Log(LogState):
+    """One partition's log: its state with the operations of its components. Open it with `Log.open`."""
 
     def __init__(
         self,
@@ -107,12 +107,11 @@ class Log:
         settings: LogSettings,
         draw: Draw = random.randrange,
     ) -> None:
-        state = self._state = LogState(storage, directory, partition, settings)
-        reader = self._reader = LogReader(state)
-        appender = self._appender = LogAppender(state, draw)
-        removal = self._removal = LogRemoval(state)
-        self.partition, self.cleaning = partition, state.cleaning
-        self.notes = LogNotes(state)
+        super().__init__(storage, directory, partition, settings)
+        reader = self._reader = LogReader(self)
+        appender = self._appender = LogAppender(self, draw)
+        removal = self._removal = LogRemoval(self)
+        self.notes = LogNotes(self)
         self.recovered_segments = 0
         self.read, self.batches = reader.read, reader.batches
         self.columns, self.records = reader.columns, reader.records
@@ -154,63 +153,60 @@ class Log:
         - `read_only`: nothing is written, a torn tail is left out, and the log refuses every change.
         - `draw` is the random source for the jitter of rolling.
         """
-        log = cls(storage, directory, partition, settings, draw)
-        state, start = log._state, log_start_offset or 0
+        log, start = cls(storage, directory, partition, settings, draw), log_start_offset or 0
         if read_only:
-            state.has_failed = True  # every change is refused
-            state.source = ReadOnlySource(storage, directory, start, is_tiered=is_tiered)
+            log.has_failed = True  # every change is refused
+            log.source = ReadOnlySource(storage, directory, start, is_tiered=is_tiered)
             log.reload_files()
             return log
         from local.log import loading
 
         storage.make_directory(directory)
-        written = state.read_epochs()
+        written = log.read_epochs()
         trusted = None if was_clean else recovery_point
-        loaded = loading.load(storage, directory, settings, written, state.snapshots, recovery_point=trusted)
+        loaded = loading.load(storage, directory, settings, written, log.snapshots, recovery_point=trusted)
         segments, next_offset = loaded.segments, loaded.next_offset
         log.recovered_segments = loaded.recovered_count
         if segments and not is_tiered:
             start = max(start, segments[0].base_offset)
         if not segments or next_offset < start:
-            state.producers = loading.producers_of_empty_log(state.snapshots, loaded, start)
+            log.producer_state = loading.producers_of_empty_log(log.snapshots, loaded, start)
             loading.discard(segments)
             next_offset = start
-            segments = [Segment.create(state.files(next_offset), created_ms=now_ms)]
-            state.snapshots.keep([next_offset], next_offset)
+            segments = [Segment.create(log.files(next_offset), created_ms=now_ms)]
+            log.snapshots.keep([next_offset], next_offset)
         else:
             segments[-1].activate(is_durable=was_clean)
-            state.producers = loaded.producers
-        state.publish(segments, log_start_offset=start, next_offset=next_offset)
-        state.recovery_point = next_offset
-        state.correct_epochs(written, loaded.epochs.truncate_from_end(next_offset), was_clean=was_clean)
-        log.begin_epoch(state.epochs.latest or 0)
+            log.producer_state = loaded.producers
+        log.publish(segments, log_start_offset=start, next_offset=next_offset)
+        log.recovery_point = next_offset
+        log.correct_epochs(written, loaded.epochs.truncate_from_end(next_offset), was_clean=was_clean)
+        log.begin_epoch(log.epochs.latest or 0)
         return log
 
     def close(self) -> bool:
         """Make everything durable and close the files. Return False if the next start must recover the log."""
-        state = self._state
-        with state.lock:
-            is_whole = not state.has_failed
-            if is_whole and state.view.segments[-1].is_active:
+        with self.lock:
+            is_whole = not self.has_failed
+            if is_whole and self.view.segments[-1].is_active:
                 is_whole = self._appender.seal_at_close()
-            state.is_closed = True
-            for segment in state.view.segments:
+            self.is_closed = True
+            for segment in self.view.segments:
                 segment.close()
             return is_whole
 
     def release(self) -> None:
         """Close the files without writing. The log must be reopened."""
-        state = self._state
-        with state.lock:
+        with self.lock:
             # Threads that wait for a sync get the error before the files are closed.
-            state.fail(DiskFailed("the log was closed; reopen it", partition=self.partition))
-            for segment in state.view.segments:
+            self.fail(DiskFailed("the log was closed; reopen it", partition=self.partition))
+            for segment in self.view.segments:
                 segment.close()
 
     def cover_epochs(self) -> None:
         """Write epoch 0 for the records before the first known epoch, such as those of old formats."""
-        with self._state.lock:
-            self._state.save_epochs(self._state.epochs.covering(self.local_log_start_offset))
+        with self.lock:
+            self.save_epochs(self.epochs.covering(self.local_log_start_offset))
 
     def relocate(
         self,
@@ -228,66 +224,53 @@ class Log:
         """
         from local.log import loading
 
-        state = self._state
-        with state.lock:
-            state.check_usable()
-            old = state.view.segments
+        with self.lock:
+            self.check_usable()
+            old = self.view.segments
             self._appender.seal(old[-1])
             try:
                 prepare(old)
             except BaseException:
-                with state.failing():
+                with self.failing():
                     old[-1].activate()
                 raise
-            with state.failing():
+            with self.failing():
                 for segment in old:
                     segment.retire()
                 switch()
-                state.storage, state.directory = storage, directory
-                state.snapshots = ProducerFiles(storage, directory)
+                self.storage, self.directory = storage, directory
+                self.snapshots = ProducerFiles(storage, directory)
                 self._removal.forget_deleted()
-                interval_bytes = state.settings.index_interval_bytes
-                state.publish(loading.load_moved(storage, directory, old, interval_bytes=interval_bytes))
+                interval_bytes = self.settings.index_interval_bytes
+                self.publish(loading.load_moved(storage, directory, old, interval_bytes=interval_bytes))
 
     # -- facts ---------------------------------------------------------------------------------------------------
 
     @property
-    def settings(self) -> LogSettings:
-        return self._state.settings
-
-    @settings.setter
-    def settings(self, settings: LogSettings) -> None:
-        self._state.settings = settings
-
-    @property
     def place(self) -> tuple[Storage, str]:
         """The storage and the directory of the log now; a move changes both."""
-        return self._state.storage, self._state.directory
-
-    @property
-    def directory(self) -> str:
-        return self._state.directory
+        return self.storage, self.directory
 
     @property
     def is_read_only(self) -> bool:
-        return self._state.source is not None
+        return self.source is not None
 
     @property
     def log_start_offset(self) -> int:
-        return self._state.view.log_start_offset
+        return self.view.log_start_offset
 
     @property
     def local_log_start_offset(self) -> int:
-        return self._state.view.local_log_start_offset
+        return self.view.local_log_start_offset
 
     @property
     def first_known_offset(self) -> int:
         """The start of the leader epochs: the log start, or the first segment's base if that is lower."""
-        return self._state.view.first_known_offset
+        return self.view.first_known_offset
 
     @property
     def next_offset(self) -> int:
-        return self._state.view.next_offset
+        return self.view.next_offset
 
     @property
     def last_stable_offset(self) -> int:
@@ -301,56 +284,9 @@ class Log:
 
     @property
     def size_bytes(self) -> int:
-        return sum(segment.size_bytes for segment in self._state.view.segments)
-
-    def sources(self) -> tuple[Segment, ...]:
-        """Return the segments themselves, ascending, for copying their bytes. The last one keeps growing."""
-        return self._state.view.segments
-
-    @property
-    def cut_count(self) -> int:
-        """How often the log end was lowered since the open."""
-        return self._state.cuts
-
-    @property
-    def epochs(self) -> LeaderEpochs:
-        return self._state.epochs
-
-    @property
-    def leader_epoch(self) -> int:
-        return self._appender.leader_epoch
-
-    @property
-    def recovery_point(self) -> int:
-        return self._state.recovery_point
+        return sum(segment.size_bytes for segment in self.view.segments)
 
     @property
     def has_unwritten(self) -> bool:
         """Whether the log has records that are not known to be durable."""
         return self.recovery_point < self.next_offset
-
-    @property
-    def cleaner_offset(self) -> int | None:
-        """The end of the clean prefix, None before it is known."""
-        return self._state.cleaner_offset
-
-    @cleaner_offset.setter
-    def cleaner_offset(self, offset: int | None) -> None:
-        self._state.cleaner_offset = offset
-
-    @property
-    def cleaner_reach(self) -> int:
-        """The offset below which the cleaner may have removed records for newer ones."""
-        return self._state.cleaner_reach
-
-    @cleaner_reach.setter
-    def cleaner_reach(self, offset: int) -> None:
-        self._state.cleaner_reach = offset
-
-    def notify_before_cut(self, before_cut: Callable[[int, int], None]) -> None:
-        """Call `before_cut` with (offset, time) before the log end is lowered (`LogState.before_cut`)."""
-        self._state.before_cut = before_cut
-
-    def write_checkpoints_with(self, write_checkpoints: Callable[[], None]) -> None:
-        """Call `write_checkpoints` when the offsets trusted at start-up were lowered."""
-        self._state.write_checkpoints = write_checkpoints

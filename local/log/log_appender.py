@@ -97,7 +97,6 @@ class LogAppender:
     """The writing end of one log. `draw` is the random source for the jitter of rolling."""
 
     def __init__(self, state: LogState, draw: Draw) -> None:
-        self.leader_epoch = 0
         self._state = state
         self._rolling = Rolling(draw)
         self._expire_producers_at_ms = 0
@@ -188,7 +187,7 @@ class LogAppender:
             coordinator_epoch=coordinator_epoch,
         )
         with state.lock:
-            state.producers.check_marker(producer_id, producer_epoch, coordinator_epoch, first_offset)
+            state.producer_state.check_marker(producer_id, producer_epoch, coordinator_epoch, first_offset)
             result, position = self._append_all([bytearray(marker)], now_ms, durability)
         state.commit.wait_for(position)
         return result
@@ -213,13 +212,13 @@ class LogAppender:
         state = self._state
         with state.lock:
             if now_ms >= self._expire_producers_at_ms:
-                state.producers.expire(now_ms, state.settings.producer_id_expiration_ms)
+                state.producer_state.expire(now_ms, state.settings.producer_id_expiration_ms)
                 self._expire_producers_at_ms = now_ms + EXPIRATION_INTERVAL_MS
 
     def begin_epoch(self, epoch: int) -> None:
         """Use `epoch` for batches from now on. Its start is written down with the first of them."""
         with self._state.lock:
-            self.leader_epoch = max(epoch, self.leader_epoch)
+            self._state.leader_epoch = max(epoch, self._state.leader_epoch)
 
     def roll(self, *, now_ms: int) -> bool:
         """Close the active segment and create a new one. Return False if the active one is empty and stays.
@@ -234,7 +233,7 @@ class LogAppender:
                 return False
             self.seal(view.segments[-1])
             state.publish([*view.segments, self._next_segment(view, now_ms)])
-            state.snapshots.write(view.next_offset, state.producers)
+            state.snapshots.write(view.next_offset, state.producer_state)
             return True
 
     def seal(self, active: Segment) -> None:
@@ -257,8 +256,8 @@ class LogAppender:
             self.seal(active)
             if state.view.next_offset > state.view.bases[0]:
                 with state.failing():
-                    is_durable = len(state.producers) > 0
-                    state.snapshots.write(state.view.next_offset, state.producers, is_durable=is_durable)
+                    is_durable = len(state.producer_state) > 0
+                    state.snapshots.write(state.view.next_offset, state.producer_state, is_durable=is_durable)
         except LogError:
             if active.is_active and not state.has_failed:
                 with suppress(LogError), state.failing():
@@ -281,9 +280,9 @@ class LogAppender:
             facts = {"base_offset": next_offset, "now_ms": now_ms}
             if self._rolling.is_due(state.view.segments[-1], state.settings, len(batch), header, **facts):
                 self.roll(now_ms=now_ms)
-            if state.epochs.latest != self.leader_epoch:
-                state.save_epochs(state.epochs.assign(self.leader_epoch, next_offset))
-            assign_offset(batch, next_offset, self.leader_epoch)
+            if state.epochs.latest != state.leader_epoch:
+                state.save_epochs(state.epochs.assign(state.leader_epoch, next_offset))
+            assign_offset(batch, next_offset, state.leader_epoch)
             next_offset = self._write(batch, header, next_offset, now_ms)
         appended = AppendResult(base_offset, next_offset)
         return appended, self._position_for(appended, durability)
@@ -301,7 +300,7 @@ class LogAppender:
 
     def _known_batch(self, header: BatchHeader, now_ms: int) -> RememberedBatch | None:
         self.expire_producers(now_ms)
-        return None if header.is_control else self._state.producers.check(header)
+        return None if header.is_control else self._state.producer_state.check(header)
 
     def _write(self, batch: Batch, header: BatchHeader, base_offset: int, now_ms: int) -> int:
         state = self._state
@@ -317,7 +316,7 @@ class LogAppender:
             )
             if header.producer_id >= 0:
                 marker = read_marker(batch) if header.is_control else None
-                aborted = state.producers.update(header, base_offset, marker)
+                aborted = state.producer_state.update(header, base_offset, marker)
                 if aborted is not None:
                     active.append_aborted(aborted)
         except LogError as error:
@@ -340,7 +339,7 @@ class LogAppender:
                 active.cut_back(mark)
                 state.cuts += 1  # a copy of the segment may include the removed bytes
                 if has_producer:
-                    state.producers = state.snapshots.state_at(state.view.next_offset, state.view.bases)
+                    state.producer_state = state.snapshots.state_at(state.view.next_offset, state.view.bases)
                 return
         self._recover_active()
 
@@ -368,7 +367,7 @@ class LogAppender:
                 raise DiskFailed(attempt, partition=state.partition, **facts)
             active = Segment.load(broken.files, interval_bytes=interval_bytes)
             active.activate()
-            state.producers = producers
+            state.producer_state = producers
             state.publish([*sealed, active], next_offset=found.next_offset)
         state.all_durable()
 

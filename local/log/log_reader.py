@@ -302,7 +302,7 @@ class LogReader:
         """Return the current state of each producer, by producer id."""
         with self._state.lock:
             self.decided_view()
-            return self._state.producers.entries()
+            return self._state.producer_state.entries()
 
     def producer_snapshot(self, offset: int) -> bytes:
         """Return a ``.snapshot`` of the producers before `offset`, a segment's base or the log end.
@@ -331,8 +331,8 @@ class LogReader:
         if source is not None and not source.has_read_producers:
             with state.lock:
                 if not source.has_read_producers:
-                    state.producers = source.producers_at(state.view.next_offset)
-                    state.view = replace(state.view, unstable_offset=state.producers.first_unstable_offset)
+                    state.producer_state = source.producers_at(state.view.next_offset)
+                    state.view = replace(state.view, unstable_offset=state.producer_state.first_unstable_offset)
                     source.has_read_producers = True
         return state.view
 

@@ -147,7 +147,7 @@ class LogRemoval:
                 state.save_epochs(state.epochs.truncate_from_end(offset))
                 sealed = [*state.view.sealed_below(cut.segment.base_offset), *ends[:-1]]
                 bases = [each.base_offset for each in (*sealed, active)]
-                state.producers = state.snapshots.state_at(offset, bases)
+                state.producer_state = state.snapshots.state_at(offset, bases)
                 if not active.is_active:
                     active.activate()
             # With no local record below `offset`, the next start finds the log start in the name of the segment.
@@ -194,9 +194,9 @@ class LogRemoval:
             with state.failing():
                 loading.discard(state.view.segments)
                 state.snapshots.remove_above(-1)
-                state.producers = producers if producers is not None else ProducerState()
-                if len(state.producers):
-                    state.snapshots.write(offset, state.producers, is_durable=True)
+                state.producer_state = producers if producers is not None else ProducerState()
+                if len(state.producer_state):
+                    state.snapshots.write(offset, state.producer_state, is_durable=True)
                 fresh = Segment.create(state.files(offset), created_ms=now_ms)
                 state.publish([fresh], next_offset=offset, log_start_offset=min(start, offset))
                 state.save_epochs(epochs)

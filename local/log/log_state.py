@@ -248,9 +248,10 @@ class LogState:
     """The state of one log. `lock` guards every change; readers take the immutable `view` without it.
 
     - `storage` and `directory`: a move changes both.
-    - `producers`: the state after the last batch. In a read-only open they are read at the first use (`source`).
+    - `producer_state`: the state after the last batch. In a read-only open they are read at the first use (`source`).
     - `cleaner_reach`: below it the cleaner may have removed records for newer ones.
     - `written_bytes`: the position for the group commit, counted from the open. `cuts`: how often the log end fell.
+    - `write_checkpoints` is called after the offsets trusted at start-up were lowered.
     - `before_cut` is called with (offset, time) before the log end is lowered to an offset: files that describe records
       from there on must not outlive the records (`tiered.read.view_places`).
     """
@@ -261,14 +262,14 @@ class LogState:
         self.lock = ranked_lock(LockRank.LOG)
         self.view = LogView((), (), 0, 0)
         self.epochs = LeaderEpochs()
-        self.producers = ProducerState()
+        self.producer_state = ProducerState()
         self.snapshots = ProducerFiles(storage, directory)
         self.source: ReadOnlySource | None = None
         self.cleaning = CleaningGate(partition)
         self.cleaner_offset: int | None = None
         self.cleaner_reach = 0
         self.recovery_point = 0
-        self.written_bytes = self.cuts = 0
+        self.written_bytes = self.cuts = self.leader_epoch = 0
         self.unflushed_since_ms: int | None = None
         self.commit = GroupCommit(self._sync_written)
         self.has_failed = self.is_closed = False
@@ -292,7 +293,7 @@ class LogState:
         self.cuts += next_offset is not None and next_offset < old.next_offset
         times = old.times if segments is None else LargestTimes(selected[:-1])
         end = old.next_offset if next_offset is None else next_offset
-        unstable, tail = self.producers.first_unstable_offset, selected[-1]
+        unstable, tail = self.producer_state.first_unstable_offset, selected[-1]
         self.view = LogView(selected, bases, start, end, times, unstable, tail.size_bytes, tail.is_active)
 
     # -- leader epochs -------------------------------------------------------------------------------------------

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from local import names
 from local.errors import NotFound, Unavailable
 from local.format.batch_header import walk
 from local.index.sealed_indexes import LOOKING, Access
-from local.log.leader_epochs import LeaderEpochs
 from local.log.producer_files import ProducerFiles
 from local.log.producer_state import ProducerState
 from local.segment.segment import RELATIVE_OFFSET_MAX, Segment
@@ -27,15 +26,11 @@ _LOGS = (names.LOG, names.LOG + names.SWAP)
 _LOOKED_AT = (*_LOGS, names.TXN_INDEX)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedLog:
-    """The closed segments, ascending, and the log end. `recovered_count` segments were read whole."""
+class Found(NamedTuple):
+    """The closed segments on the disk, ascending, at least one, and the log end."""
 
     segments: list[Segment]
     next_offset: int
-    epochs: LeaderEpochs
-    producers: ProducerState
-    recovered_count: int = 0
 
 
 class ReadOnlySource:
@@ -45,31 +40,30 @@ class ReadOnlySource:
         self.has_read_producers = False
         self._storage, self._directory = storage, directory
         self._log_start_offset, self._is_tiered = log_start_offset, is_tiered
-        self._loaded = nothing(storage, directory, log_start_offset)
+        self._segments: list[Segment] = []
         self._files = ProducerFiles(storage, directory, is_onlooker=True)
 
-    def load(self) -> tuple[LoadedLog, int]:
+    def load(self) -> tuple[Found, int]:
         """Load the current files; also return the log start. Raises NotFound if a log was moved or deleted."""
-        if any(each.size_bytes for each in self._loaded.segments) and not self._storage.exists(self._directory):
+        if any(each.size_bytes for each in self._segments) and not self._storage.exists(self._directory):
             raise NotFound("cannot refresh the log, it was moved or deleted", path=self._directory)
-        loaded, start = load_read_only(self._storage, self._directory, self._log_start_offset), self._log_start_offset
+        found, start = load_read_only(self._storage, self._directory, self._log_start_offset), self._log_start_offset
         if not self._is_tiered:
-            start = max(start, loaded.segments[0].base_offset)
-        if loaded.next_offset < start:  # the next start discards it
-            loaded = nothing(self._storage, self._directory, start)
+            start = max(start, found.segments[0].base_offset)
+        if found.next_offset < start:  # the next start discards it
+            found = _nothing(self._storage, self._directory, start)
         self._files = ProducerFiles(self._storage, self._directory, is_onlooker=True)
-        self._loaded, self.has_read_producers = loaded, False
-        return loaded, start
+        self._segments, self.has_read_producers = found.segments, False
+        return found, start
 
     def producers_at(self, offset: int) -> ProducerState:
         """Read the producers at the log end or at the base of the last segment."""
-        bases = [segment.base_offset for segment in self._loaded.segments]
-        return self._files.state_at(offset, bases, may_vanish=True)
+        return self._files.state_at(offset, [each.base_offset for each in self._segments], may_vanish=True)
 
 
 def load_read_only(
     storage: Storage, directory: str, log_start_offset: int, *, pause: Callable[[float], None] = time.sleep
-) -> LoadedLog:
+) -> Found:
     """Return the log on disk now: at least one segment, no torn tail. Changes nothing.
 
     Raises Unavailable between steps 3 and 5 of a swap (`local.segment.swap`): the log would seem to have a hole.
@@ -82,27 +76,24 @@ def load_read_only(
     return _load_once(storage, directory, log_start_offset)
 
 
-def _load_once(storage: Storage, directory: str, log_start_offset: int) -> LoadedLog:
+def _load_once(storage: Storage, directory: str, log_start_offset: int) -> Found:
     listed = _listed(storage, directory) if storage.exists(directory) else {}
     parsed = _logs(listed)
     bases = sorted(base for base, suffix in parsed if suffix == names.LOG)
     missing = {base for base, suffix in parsed if suffix == names.LOG + names.SWAP} - set(bases)
     if missing:
-        attempt = (
-            "cannot open the log read-only, a segment swap is in progress; retry, or let the manager of the directory"
-        )
-        raise Unavailable(f"{attempt} finish it", directory=directory, base_offset=min(missing))
+        attempt = "a segment swap is in progress; retry, or let the manager of the directory finish it"
+        facts = {"directory": directory, "base_offset": min(missing)}
+        raise Unavailable(f"cannot open the log read-only, {attempt}", **facts)
     segments = [found_segment(SegmentFiles(storage, directory, base), listed, LOOKING) for base in bases]
     if not segments:
-        return nothing(storage, directory, log_start_offset)
-    next_offset = trim_to_whole_batches(segments[-1])
-    return LoadedLog(segments=segments, next_offset=next_offset, epochs=LeaderEpochs(), producers=ProducerState())
+        return _nothing(storage, directory, log_start_offset)
+    return Found(segments, trim_to_whole_batches(segments[-1]))
 
 
-def nothing(storage: Storage, directory: str, next_offset: int) -> LoadedLog:
+def _nothing(storage: Storage, directory: str, next_offset: int) -> Found:
     """Return a log without records that continues at `next_offset`."""
-    segments = [Segment.found(SegmentFiles(storage, directory, next_offset), FileFacts(0, 0), LOOKING)]
-    return LoadedLog(segments=segments, next_offset=next_offset, epochs=LeaderEpochs(), producers=ProducerState())
+    return Found([Segment.found(SegmentFiles(storage, directory, next_offset), FileFacts(0, 0), LOOKING)], next_offset)
 
 
 def _listed(storage: Storage, directory: str) -> Mapping[str, FileFacts]:

@@ -128,7 +128,7 @@ class LogDirectory:
             log.cleaner_offset = known if known <= log.next_offset else 0
         # Under every policy: an earlier cleaner pass may have removed records below the reach.
         log.cleaner_reach = min(self._known[names.CLEANER_REACHES].get(partition, 0), log.next_offset)
-        log.write_checkpoints_with(self.write_checkpoints)
+        log.write_checkpoints = self.write_checkpoints
         self.logs[partition] = log
         return log
 

@@ -89,12 +89,12 @@ def move_log(
         source.storage.sync_directory(source.root)
         target.storage.rename(future, target.path(partition))
         target.storage.sync_directory(target.root)
-        log.write_checkpoints_with(target.write_checkpoints)  # a truncation lowers the checkpoints of the new directory
+        log.write_checkpoints = target.write_checkpoints  # a truncation lowers the checkpoints of the new directory
 
     try:
         target.storage.make_directory(future)
         for _ in range(ROUNDS_MAX):
-            if copy.catch_up(log.sources(), progress) < LITTLE_BYTES:
+            if copy.catch_up(log.view.segments, progress) < LITTLE_BYTES:
                 break
         copy_view_files(source.storage, source.path(partition), target.storage, future)
         target.logs[partition] = log
@@ -148,7 +148,7 @@ class _Copy:
         self._storage = storage
         self._directory = directory
         self._copied: dict[int, _Copied] = {}
-        self._cuts = log.cut_count
+        self._cuts = log.cuts
 
     def catch_up(self, segments: Sequence[Segment], progress: Progress) -> int:
         """Copy and sync the missing bytes of `segments`; return the number of bytes copied."""
@@ -177,8 +177,8 @@ class _Copy:
 
     def _forget_what_changed(self, segments: Sequence[Segment]) -> None:
         there = {segment.base_offset: segment for segment in segments}
-        was_cut = self._cuts != self._log.cut_count
-        self._cuts = self._log.cut_count
+        was_cut = self._cuts != self._log.cuts
+        self._cuts = self._log.cuts
         for base, known in list(self._copied.items()):
             if was_cut or there.get(base) is not known.segment or known.size_bytes > known.segment.size_bytes:
                 del self._copied[base]

@@ -292,13 +292,13 @@ def remembered(log: Log) -> dict[int, tuple[int, bool]]:
     """The last offset of every producer in the log, and whether it has an open transaction."""
     return {
         each.producer_id: (each.last_offset, each.transaction_first_offset >= 0)
-        for each in log._state.producers.entries()
+        for each in log.producer_state.entries()
     }
 
 
 def _check_producers(log: Log, story: Story, kept: dict[int, int], *, is_compacted: bool) -> None:
     """Sequences, epochs, open and aborted transactions are exactly the ones of the remaining records."""
-    entries = log._state.producers.entries()
+    entries = log.producer_state.entries()
     if not kept and log.next_offset == log.log_start_offset:
         story = story.copy()
         story.begun_anew(remembered(log))

@@ -318,7 +318,7 @@ class World:
         """
         low, high = self.log.log_start_offset, self.log.next_offset
         offset = low + (high - low) * percent // 100
-        cut = find_cut(self.log._state.view.segments, offset)
+        cut = find_cut(self.log.view.segments, offset)
         decided = max((upto for _, upto in self.story.passes), default=0)
         if cut is None or cut.next_offset < max(low, decided):
             return

@@ -105,7 +105,7 @@ def play(full_from: int | None) -> Story:
     story.abort(8)
     story.append(3, Producer(producer_id=7, producer_epoch=0, base_sequence=8))
     bases = [each.base_offset for each in story.log.segments()]
-    story.log._state.snapshots._remove([bases[1]])  # a roll without space for a producer snapshot writes none
+    story.log.snapshots._remove([bases[1]])  # a roll without space for a producer snapshot writes none
     story.start = bases[1]
     story.step(lambda: story.log.drop_before(bases[1], now_ms=4000, delay_ms=0, raises_log_start=True))
     story.step(lambda: story.log.remove_deleted(5000))

@@ -90,7 +90,7 @@ class Story:
         if self.rounds == 4:
             self.log.roll(now_ms=1000)
         if self.rounds == 5:
-            self.log.drop_before(self.log.sources()[1].base_offset, now_ms=0, delay_ms=0, raises_log_start=True)
+            self.log.drop_before(self.log.view.segments[1].base_offset, now_ms=0, delay_ms=0, raises_log_start=True)
 
     def run(self) -> None:
         self.dirs.move(NAME, B, now_ms=0, delay_ms=0, progress=self.write)
@@ -219,7 +219,7 @@ def test_a_truncation_after_a_move_lowers_the_recovery_point_in_the_new_director
     assert log.truncate_to(110, now_ms=0) == 110
     fill(log, 10)
     dirs.abandon()
-    path = log.sources()[-1].path(LOG)
+    path = log.view.segments[-1].path(LOG)
     assert path.startswith(B)
     del disk.names[path].data[-1:]
     assert 110 <= log_of(opened(disk)).next_offset < 120
@@ -297,7 +297,7 @@ def moved_while_it_is_refused(
             then()
 
     def look() -> None:
-        begun_ones[0].catch_up(log.sources(), lambda done, total: None)
+        begun_ones[0].catch_up(log.view.segments, lambda done, total: None)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log_moves._Copy, "__init__", begin)
@@ -330,7 +330,7 @@ def test_a_batch_undone_for_lack_of_space_does_not_move() -> None:
     log = log_of(dirs)
     who = Producer(producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
     log.append([Record(b"k", b"v", 1)] * 3, now_ms=0, producer=who)
-    path = log.sources()[-1].path(TXN_INDEX)
+    path = log.view.segments[-1].path(TXN_INDEX)
     moved_while_it_is_refused(
         disk,
         dirs,
@@ -565,7 +565,7 @@ def test_a_damaged_batch_stops_the_move_and_the_log_stays_at_its_place(segment: 
     disk = ModelDisk()
     dirs = begun(disk)
     log = log_of(dirs)
-    path = f"{A}/t-0/{log.sources()[segment].base_offset:020d}.log"
+    path = f"{A}/t-0/{log.view.segments[segment].base_offset:020d}.log"
     disk._inode(path).data[80] ^= 1
     with pytest.raises(Corrupt, match="cannot move the log") as error:
         dirs.move(NAME, B, now_ms=0, delay_ms=0)

@@ -86,7 +86,7 @@ def _memory_counts_as_flushed_in_the_recovery_point(patch: Patch) -> None:
 
     def write_checkpoints(self: LogDirectory) -> None:
         for log in self.logs.values():
-            log._state.recovery_point = log.next_offset
+            log.recovery_point = log.next_offset
         real(self)
 
     patch.setattr(LogDirectory, "write_checkpoints", write_checkpoints)

@@ -58,7 +58,7 @@ class Recording(World):
         self.log.roll(now_ms=self.now_ms)
         dirty_from = self.log.cleaner_offset or 0
         copy = self.root / f"kafka-{len(self.cases)}" / "t-0"
-        for segment in self.log.sources():
+        for segment in self.log.view.segments:
             self.disk.set_modified_ms(segment.path(LOG), segment.modified_ms)  # the clock of the history
         shutil.copytree(self.directory, copy)
         round_: dict[str, Any] = {"now_ms": self.now_ms, "delete_retention_ms": RETENTION_MS}

@@ -64,7 +64,7 @@ class Round(NamedTuple):
 
 def batches_of(log: Log) -> list[list[Batch]]:
     """The batches of each segment; the active segment is the last one."""
-    return [parsed(memoryview(segment.read(0, segment.size_bytes))) for segment in log.sources()]
+    return [parsed(memoryview(segment.read(0, segment.size_bytes))) for segment in log.view.segments]
 
 
 def parsed(data: memoryview) -> list[Batch]:

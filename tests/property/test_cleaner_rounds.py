@@ -97,7 +97,7 @@ class World:
         log = self.log
         log.roll(now_ms=self.now_ms)
         before, dirty_from = batches_of(log), log.cleaner_offset or 0
-        bases = [segment.base_offset for segment in log.sources()]
+        bases = [segment.base_offset for segment in log.view.segments]
         dirty_base = max((base for base in bases if base <= dirty_from), default=0)
         aborted = [(a.producer_id, a.first_offset, a.last_offset) for a in log.aborted_transactions(0, log.next_offset)]
         producers = {p.producer_id: (p.producer_epoch, _known(p.last_offset)) for p in log.producers()}
@@ -127,7 +127,7 @@ class World:
 
     def _legacy_due(self, dirty_from: int) -> frozenset[int]:
         """Kafka's rule: the segment is older than the last segment of the clean part by at least the retention."""
-        segments = [(segment.base_offset, segment.modified_ms) for segment in self.log.sources()]
+        segments = [(segment.base_offset, segment.modified_ms) for segment in self.log.view.segments]
         clean = [modified_ms for base, modified_ms in segments if base < dirty_from]
         horizon_ms = clean[-1] - RETENTION_MS if clean else 0
         return frozenset(
@@ -142,7 +142,7 @@ class World:
         1. The only batch of a segment may stay although it is empty.
         2. Records that a record in a later segment supersedes may be missing."""
         found: list[Batch] = []
-        for segment, batches in zip(self.log.sources(), batches_of(self.log), strict=True):
+        for segment, batches in zip(self.log.view.segments, batches_of(self.log), strict=True):
             is_alone = len(batches) == 1 and not batches[0].records and batches[0] not in wanted
             if segment.base_offset < upto and not is_alone:
                 found += batches

@@ -128,7 +128,7 @@ class Shop:
                 newest, end = self.newest(), self.log.next_offset
                 low = max(self.log.log_start_offset, end - rng.choice((9, 60)))
                 upto = rng.randint(low, end)
-                with self.log.cleaning.paused(), self.log._state.lock:  # no pass may run during it
+                with self.log.cleaning.paused(), self.log.lock:  # no pass may run during it
                     kept = self.kept_below(upto)
                     assert self.log.truncate_to(upto, now_ms=1000) == upto
                 self.skipped |= set(range(kept, upto))
@@ -141,7 +141,7 @@ class Shop:
         whole."""
         if offset >= self.log.next_offset:
             return offset
-        cut = find_cut(self.log._state.view.segments, offset)
+        cut = find_cut(self.log.view.segments, offset)
         start = self.log.log_start_offset
         return start if cut is None else max(cut.next_offset, start)
 

@@ -93,9 +93,9 @@ def test_stable_offset_aborted_ranges_and_retries_equal_the_history(
     log = open_log(disk, SMALL)
     for what, number, count in steps:
         if what == "restart":
-            live = log._state.producers.entries()
+            live = log.producer_state.entries()
             log = restarted(log, disk, number)
-            assert log._state.producers.entries() == live
+            assert log.producer_state.entries() == live
         else:
             do(log, history, what, number, count)
         compare(log, history)

@@ -32,21 +32,21 @@ CALLS = ("entry_before", "time_start", "read", "aborted", "_newest")
 
 
 def _drop(log: Log, storage: Storage) -> None:
-    if len(log._state.view.segments) > 2:
-        log.drop_before(log._state.view.bases[2], now_ms=0, delay_ms=0, raises_log_start=True)
+    if len(log.view.segments) > 2:
+        log.drop_before(log.view.bases[2], now_ms=0, delay_ms=0, raises_log_start=True)
         log.remove_deleted(0)
 
 
 def _drop_one(log: Log, storage: Storage) -> None:
-    if len(log._state.view.segments) > 1:
-        log.drop_before(log._state.view.bases[1], now_ms=0, delay_ms=0, raises_log_start=True)
+    if len(log.view.segments) > 1:
+        log.drop_before(log.view.bases[1], now_ms=0, delay_ms=0, raises_log_start=True)
         log.remove_deleted(0)
 
 
 def _replace(log: Log, storage: Storage) -> None:
     """Replace the second segment by a copy without its second batch, as a pass does, and delete the old files at
     once."""
-    segment = log._state.view.segments[1]
+    segment = log.view.segments[1]
     if segment.is_active:
         return
     body = storage.read(segment.path(".log"))
@@ -239,7 +239,7 @@ def test_reading_threads_see_consecutive_remaining_offsets(
     def shrink() -> None:
         turn = 0
         while not done.is_set():
-            if len(log._state.view.segments) > 5:
+            if len(log.view.segments) > 5:
                 changes[turn % len(changes)](log, storage)
                 turn += 1
 
@@ -267,4 +267,4 @@ def test_reading_threads_see_consecutive_remaining_offsets(
         thread.join(120)
     assert failures == []
     assert not any(thread.is_alive() for thread in threads)
-    assert isinstance(log._state.view, LogView)
+    assert isinstance(log.view, LogView)

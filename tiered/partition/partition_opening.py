@@ -242,7 +242,7 @@ class Opener:
         held.local_views = LocalViews(log, self.cache)
         held.local_views.open(now_ms)
         if not log.is_read_only:
-            log.notify_before_cut(held.local_views.cut)
+            log.before_cut = held.local_views.cut
         held.end_offset_at_open = log.next_offset if log.size_bytes else None
         if is_tiered and (fenced_by := log.notes.fenced_by) is not None:
             held.tier.stop(fenced_before(log, fenced_by))  # until the bucket has been asked

@@ -67,7 +67,7 @@ def test_only_the_newest_record_of_every_key_remains_at_its_offset(codec: Codec)
     log = open_log(ModelDisk(), codec)
     sent = append(log, rng, 300, 20)
     log.roll(now_ms=0)
-    disk = log._state.storage
+    disk = log.storage
     result = cleaner.clean(log, disk, clean_from=0, now_ms=0)
     assert result is not None
     expected = newest([(at, record.key) for at, record in enumerate(sent)])
@@ -131,7 +131,7 @@ def test_a_segment_that_fills_and_rolls_during_a_pass_is_not_cleaned(
     told = Segment.max_timestamp_ms.fget
     assert told is not None
     monkeypatch.setattr(Segment, "max_timestamp_ms", property(latest))
-    cleaned = cleaner.clean(log, log._state.storage, upto_offset=end, now_ms=0, should_stop=roll)
+    cleaned = cleaner.clean(log, log.storage, upto_offset=end, now_ms=0, should_stop=roll)
     assert cleaned is not None
     assert cleaned.cleaner_offset == end
     assert len(grown) == 7, "the test must append and roll during the pass"
@@ -143,9 +143,9 @@ def test_the_facts_of_the_last_segment_in_a_view_are_consistent() -> None:
     log = open_log(ModelDisk())
     append(log, random.Random(5), 20, 3)
     log.roll(now_ms=0)
-    seen = [log._state.view]
+    seen = [log.view]
     log.append([Record(b"k", b"v", 0)], now_ms=0)
-    seen.append(log._state.view)
+    seen.append(log.view)
     log.append([Record(b"k", b"w", 0)], now_ms=0)
     log.roll(now_ms=0)
     empty, grown = (view.infos(None)[-1] for view in seen)

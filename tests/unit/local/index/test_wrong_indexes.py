@@ -104,7 +104,7 @@ def test_batch_slices_end_at_batches_despite_a_wrong_offset_index(read_only: boo
         log = open_log(disk, was_clean=True, read_only=read_only)
         if not read_only:
             log.roll(now_ms=1000)
-        for segment in log.sources()[: 2 if read_only else -1]:
+        for segment in log.view.segments[: 2 if read_only else -1]:
             slices = [data for _, data in batch_slices(segment, 300)]
             assert all(kernels.scan_batches(data).valid_bytes == len(data) for data in slices), (name, at, flip)
             assert sum(map(len, slices)) == segment.size_bytes
@@ -113,7 +113,7 @@ def test_batch_slices_end_at_batches_despite_a_wrong_offset_index(read_only: boo
 def test_a_log_with_a_wrong_index_serves_old_and_newly_appended_records() -> None:
     for name, at, flip, disk in _damaged(".index"):
         log = open_log(disk, was_clean=True)
-        if log.sources()[-1].path(".index") != name:
+        if log.view.segments[-1].path(".index") != name:
             continue
         for value in range(12):
             log.append([Record(b"k", b"more %d" % value, 9000 + value)] * 4, now_ms=1000)
@@ -122,7 +122,7 @@ def test_a_log_with_a_wrong_index_serves_old_and_newly_appended_records() -> Non
         log.close()
         again = open_log(disk, was_clean=True)
         assert [record.offset for each in expected for record in _first(again, each)] == expected, (at, flip)
-        sealed = again.sources()[0]
+        sealed = again.view.segments[0]
         assert bytes(sealed.offset_index()) == bytes(disk.names[sealed.path(".index")].data)
 
 

@@ -269,7 +269,7 @@ def test_an_encoded_batch_that_recovery_would_truncate_is_refused() -> None:
 def test_a_time_lookup_continues_after_a_concurrent_drop_of_its_segment() -> None:
     log = open_log(ModelDisk())
     fill(log, 300)
-    view = log._state.view
+    view = log.view
     boundary = log.segments()[1].base_offset
     real = type(view).search
 

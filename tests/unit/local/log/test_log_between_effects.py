@@ -235,7 +235,7 @@ def test_after_an_interrupted_drop_no_later_segment_is_dropped_first(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(log._state, "forget_old_epochs", interrupt)
+        patch.setattr(log, "forget_old_epochs", interrupt)
         with pytest.raises(KeyboardInterrupt):
             log.drop_before(infos[2].base_offset, now_ms=0, delay_ms=0, raises_log_start=False)
     with suppress(DiskFailed):
@@ -295,7 +295,7 @@ def test_a_swap_fails_and_restores_nothing_if_its_sources_were_dropped_or_trunca
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 200)
-    first, second = log.sources()[:2]
+    first, second = log.view.segments[:2]
     for doomed in (first, second):
         body = doomed.read(0, doomed.size_bytes)
         table = kernels.scan_batches(body)

@@ -115,7 +115,7 @@ def test_concurrent_durable_appends_share_fsyncs_and_each_is_synced_when_it_retu
     first = Appender(log)
     assert disk.began.acquire(timeout=PATIENCE_S)
     others = [Appender(log) for _ in range(20)]
-    waiting(log._state.commit, 20)
+    waiting(log.commit, 20)
     assert log.next_offset == 21, "an append must not wait for the fsync of another append before it writes"
     assert log.recovery_point == 0
     disk.finish.release()
@@ -149,7 +149,7 @@ def test_a_roll_waits_for_a_running_fsync_and_releases_all_waiters() -> None:
     leader = Appender(log)
     assert disk.began.acquire(timeout=PATIENCE_S)
     followers = [Appender(log) for _ in range(5)]
-    waiting(log._state.commit, 5)
+    waiting(log.commit, 5)
     roller = threading.Thread(target=log.roll, kwargs={"now_ms": 1000})
     roller.start()
     assert roller.is_alive(), "a roll must not close the file during its fsync"
@@ -174,7 +174,7 @@ def test_a_failed_fsync_fails_all_waiters_and_is_not_retried_by_a_roll_or_close(
         leader = Appender(log)
         assert disk.began.acquire(timeout=PATIENCE_S)
         followers = [Appender(log) for _ in range(5)]
-        waiting(log._state.commit, 5)
+        waiting(log.commit, 5)
         disk.error = DiskFailed("cannot sync a file", path="x", cause="eio")
         if then == "roll":
             late = threading.Thread(target=lambda log=log: _ignoring(lambda: log.roll(now_ms=1000)))
@@ -223,7 +223,7 @@ def test_a_failed_write_during_a_successful_fsync_is_cut_and_the_waiters_return(
     leader = Appender(log)
     assert disk.began.acquire(timeout=PATIENCE_S)
     follower = Appender(log)
-    waiting(log._state.commit, 1)
+    waiting(log.commit, 1)
     disk.fail_at, disk.cut_before = disk.effects + 1, True
     writer = Appender(log)
     assert disk.has_injected.wait(PATIENCE_S)
@@ -242,7 +242,7 @@ def test_waiters_fail_if_recovery_finds_fewer_bytes_than_were_written() -> None:
     leader = Appender(log)
     assert disk.began.acquire(timeout=PATIENCE_S)
     follower = Appender(log)
-    waiting(log._state.commit, 1)
+    waiting(log.commit, 1)
     del disk.names["./t-0/00000000000000000000.log"].data[-10:]
     disk.fail_at, disk.cut_before, disk.is_gated = disk.effects + 1, True, False
     writer = Appender(log)
@@ -260,7 +260,7 @@ def test_close_and_release_wake_every_waiter_and_acknowledge_only_synced_records
     leader = Appender(log)
     assert disk.began.acquire(timeout=PATIENCE_S)
     followers = [Appender(log) for _ in range(3)]
-    waiting(log._state.commit, 3)
+    waiting(log.commit, 3)
     disk.is_gated = False
     closer = threading.Thread(target=getattr(log, how))
     closer.start()
@@ -281,7 +281,7 @@ def test_a_durable_retry_is_acknowledged_only_after_the_first_append_is_synced()
     retry = Appender(log, producer)
     assert disk.began.acquire(timeout=PATIENCE_S)
     again = Appender(log, producer)
-    waiting(log._state.commit, 1)
+    waiting(log.commit, 1)
     disk.finish.release()
     assert retry.join() == again.join() == AppendResult(0, 1, is_duplicate=True)
     assert (disk.log_syncs, synced_records(disk)) == (1, 1)
@@ -292,8 +292,8 @@ def test_the_recovery_point_does_not_rise_if_the_log_was_truncated_during_the_fs
     log = open_log(disk, LogSettings())
     leader = Appender(log)
     assert disk.began.acquire(timeout=PATIENCE_S)
-    with log._state.lock:
-        log._state.publish(None, next_offset=0)
+    with log.lock:
+        log.publish(None, next_offset=0)
     disk.finish.release()
     leader.join()
     assert log.recovery_point == 0

@@ -144,7 +144,7 @@ def test_the_largest_timestamp_below_the_log_start_is_not_found() -> None:
 def test_a_max_timestamp_lookup_ignores_a_batch_that_is_still_being_written() -> None:
     log = open_log(ModelDisk())
     fill(log, 30)
-    log._state.view.segments[-1]._latest = (1 << 40, 29)
+    log.view.segments[-1]._latest = (1 << 40, 29)
     assert log.offset_for(OffsetSpec.MAX_TIMESTAMP) == FoundOffset(29, 5029, 0)
     assert log.offset_for(6000) is None
 

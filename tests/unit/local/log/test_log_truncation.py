@@ -207,7 +207,7 @@ def test_a_read_after_a_truncation_returns_only_whole_batches_below_it() -> None
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 100)
-    view = log._state.view
+    view = log.view
     log.truncate_to(15, now_ms=0)
     data = log.read(0, 100_000)
     header = read_header(data)

@@ -40,7 +40,7 @@ def test_a_truncation_does_not_shrink_the_files_under_mapped_indexes(tmp_path: P
     """An access past the end of a mapped file that shrank kills the process (SIGBUS)."""
     log = open_log(DiskStorage(), root=str(tmp_path))
     fill(log, 300)
-    segment = log.sources()[1]
+    segment = log.view.segments[1]
     log.read(segment.base_offset + 30)  # maps the offset index
     mapped = {suffix: os.open(segment.path(suffix), os.O_RDONLY) for suffix in (OFFSET_INDEX, TIME_INDEX)}
     sizes = {suffix: os.fstat(fd).st_size for suffix, fd in mapped.items()}
@@ -342,7 +342,7 @@ def test_a_snapshot_with_two_open_transactions_at_one_offset_does_not_break_the_
     ]
     disk = ModelDisk()
     log = open_log(disk)
-    log._state.producers = ProducerState(entries)
+    log.producer_state = ProducerState(entries)
     for number in (1, 2):
         log.append_marker(number, 0, commit=True, now_ms=0)
     assert log.last_stable_offset == log.next_offset
@@ -352,7 +352,7 @@ def test_a_truncation_does_not_raise_the_recovery_point_after_a_failed_sync() ->
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 50)
-    log.sources()[-1]._has_failed_sync = True
+    log.view.segments[-1]._has_failed_sync = True
     with pytest.raises(LogError):
         log.truncate_to(20, now_ms=0)
     assert log.recovery_point <= 20

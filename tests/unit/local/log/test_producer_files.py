@@ -27,7 +27,7 @@ COMPACTED = LogSettings(segment_bytes=2000, index_interval_bytes=200, batch_byte
 
 def put(log: Log, number: int, *, key: bytes = b"k", transactional: bool = True) -> None:
     """Append one record of producer `number` with its next sequence."""
-    known = {entry.producer_id: entry.last_sequence for entry in log._state.producers.entries()}
+    known = {entry.producer_id: entry.last_sequence for entry in log.producer_state.entries()}
     producer = Producer(
         producer_id=number, producer_epoch=0, base_sequence=known.get(number, -1) + 1, is_transactional=transactional
     )
@@ -58,7 +58,7 @@ def story(log: Log) -> None:
 
 def facts(log: Log) -> tuple[object, ...]:
     upper = log.last_stable_offset
-    return log._state.producers.entries(), upper, log.aborted_transactions(0, upper), log.next_offset
+    return log.producer_state.entries(), upper, log.aborted_transactions(0, upper), log.next_offset
 
 
 def names_of(disk: ModelDisk, suffix: str) -> list[int]:
@@ -179,7 +179,7 @@ def test_a_snapshot_above_a_truncated_tail_is_deleted() -> None:
     again = open_log(disk)
     assert again.next_offset == 9
     assert names_of(disk, PRODUCER_SNAPSHOT) == [3, 5, 7]
-    assert {e.producer_id: e.last_sequence for e in again._state.producers.entries()}[9] == 0
+    assert {e.producer_id: e.last_sequence for e in again.producer_state.entries()}[9] == 0
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_a_consumer_gets_every_record_before_a_damaged_batch(isolation: Isolatio
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 60)
-    segment = log.sources()[0]
+    segment = log.view.segments[0]
     body = segment.read(0, segment.size_bytes)
     table = kernels.scan_batches(body)
     disk.names[segment.path(".log")].data[int(table.positions[3]) + 30] ^= 1

@@ -136,7 +136,7 @@ def test_a_missing_entry_in_the_transaction_index_of_a_cleaned_log_is_found() ->
     for seed in range(4):
         disk, log = cleaned(seed, dirty_steps=40)
         assert list(alarms(disk)) == [], seed
-        for segment in log.sources()[:-1]:
+        for segment in log.view.segments[:-1]:
             entries = segment.aborted()
             said = TransactionScan().upto(segment.size_bytes, segment.read)
             for at, each in enumerate(entries):
