@@ -6,7 +6,7 @@ The buffer lives as long as the columns. Arrays are never modified after constru
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from local.format.batch_header import TORN as TORN
 from local.format.compression import Codec
 from local.format.record import Header, StoredRecord, TimestampType, read_varint
 
-TABLE_DTYPES = {
+TABLE_DTYPES: dict[str, type[np.generic]] = {
     "positions": np.int64,
     "sizes": np.int32,
     "base_offsets": np.int64,
@@ -47,7 +47,7 @@ TABLE_DTYPES = {
 }
 
 # Wide columns first: every column in one slab of memory is then aligned.
-COLUMN_DTYPES = {
+COLUMN_DTYPES: dict[str, type[np.generic]] = {
     "offsets": np.int64,
     "timestamps": np.int64,
     "key_starts": np.int64,
@@ -223,6 +223,12 @@ def joined_tables(parts: Sequence[BatchTable]) -> BatchTable:
     return BatchTable(**arrays, valid_bytes=parts[-1].valid_bytes, problem=parts[-1].problem)
 
 
+def arrays_of(dtypes: Mapping[str, type[np.generic]], rows: Sequence[tuple[int, ...]]) -> dict[str, NDArray[Any]]:
+    """The columns of `rows`, which have one number per column."""
+    columns = list(zip(*rows, strict=True)) or [()] * len(dtypes)
+    return {name: np.array(column, dtypes[name]) for name, column in zip(dtypes, columns, strict=True)}
+
+
 def empty_table_arrays(rows: int) -> dict[str, NDArray[np.generic]]:
     """Uninitialised arrays for `rows` batches."""
     return {name: np.empty(rows, dtype) for name, dtype in TABLE_DTYPES.items()}
@@ -267,9 +273,7 @@ def scan_messages(view: memoryview, at: int, last_offset: int, *, verify: bool, 
             else:
                 rows.append(row)
                 at, last_offset = at + row[1], row[3]
-    columns = list(zip(*rows, strict=True)) or [()] * len(TABLE_DTYPES)
-    arrays = {name: np.array(column, TABLE_DTYPES[name]) for name, column in zip(TABLE_DTYPES, columns, strict=True)}
-    return BatchTable(**arrays, valid_bytes=at, problem=problem), is_other
+    return BatchTable(**arrays_of(TABLE_DTYPES, rows), valid_bytes=at, problem=problem), is_other
 
 
 def without_messages(view: memoryview, table: BatchTable) -> BatchTable:

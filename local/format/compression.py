@@ -20,7 +20,7 @@ All functions are thread safe. The codecs release the GIL while they work.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -88,26 +88,29 @@ def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
             return bytes(cramjam.zstd.compress(view, level))
 
 
-def decompress(codec: Codec, data: Buffer, limit: int) -> memoryview:
-    """The decompressed bytes. Raises Corrupt if `data` is damaged or the result exceeds `limit`."""
+def _new_room(size_bytes: int) -> memoryview:
+    if size_bytes <= _ZEROED_BYTES_MAX:
+        return memoryview(bytearray(size_bytes))
+    import numpy as np
+
+    return np.empty(size_bytes, np.uint8).data
+
+
+def decompress(codec: Codec, data: Buffer, limit: int, room: Callable[[int], memoryview] = _new_room) -> memoryview:
+    """The decompressed bytes, in a buffer that `room` returns for a number of bytes.
+
+    Raises Corrupt if `data` is damaged or the result exceeds `limit`.
+    """
     view = memoryview(data).cast("B")
     damage: Corrupt | None = None
     for size in size_guesses(codec, view, limit):
-        out = _room(size)
+        out = room(size)
         try:
             return out[: decompress_into(codec, view, out)]
         except Corrupt as error:
             damage = error
     assert damage is not None
     raise damage
-
-
-def _room(size_bytes: int) -> memoryview:
-    if size_bytes <= _ZEROED_BYTES_MAX:
-        return memoryview(bytearray(size_bytes))
-    import numpy as np
-
-    return np.empty(size_bytes, np.uint8).data
 
 
 def decompress_into(codec: Codec, data: memoryview, out: memoryview) -> int:

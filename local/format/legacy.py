@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from local.errors import Corrupt
 from local.format.compression import Codec, decompress, mended_lz4
-from local.format.record import append_varint, varint_bytes
+from local.format.record import append_record
 
 MAGICS = (0, 1)
 MAGIC_AT = 16
@@ -91,7 +91,7 @@ def inner_range(entry: memoryview, limit: int) -> tuple[int, int]:
     if not message.attributes & _CODEC_BITS:
         return message.offset, 1
     count, first, last = 0, 0, -1
-    for inner in _inner_messages(entry, message, limit, verify=False):
+    for inner in _messages(_inflated(entry, message, limit), entry[MAGIC_AT], verify=False):
         first = inner.offset if not count else first
         count, last = count + 1, inner.offset
     return (message.offset - (last - first) if entry[MAGIC_AT] else first), count
@@ -115,10 +115,6 @@ def records_of(entry: memoryview, base_ms: int, limit: int, *, verify: bool) -> 
             raise _wrong("offsets do not ascend within the set", offset=inner.offset)
         _put_record(section, inner_data, inner, inner.timestamp_ms - base_ms, inner.offset - first)
     return section
-
-
-def _inner_messages(entry: memoryview, wrapper: Message, limit: int, *, verify: bool) -> Iterator[Message]:
-    return _messages(_inflated(entry, wrapper, limit), entry[MAGIC_AT], verify=verify)
 
 
 def _inflated(entry: memoryview, wrapper: Message, limit: int) -> memoryview:
@@ -178,18 +174,9 @@ def _field(data: memoryview, at: int, end: int) -> tuple[int, int, int]:
 
 
 def _put_record(section: bytearray, data: memoryview, message: Message, time_delta: int, offset_delta: int) -> None:
-    time_delta = (time_delta + 2**63) % 2**64 - 2**63
-    size = 2 + varint_bytes(time_delta) + varint_bytes(offset_delta)  # attributes and header count take one byte each
-    for length in (message.key_length, message.value_length):
-        size += varint_bytes(length) + max(length, 0)
-    append_varint(section, size)
-    section.append(0)
-    append_varint(section, time_delta)
-    append_varint(section, offset_delta)
-    for at, length in ((message.key_at, message.key_length), (message.value_at, message.value_length)):
-        append_varint(section, length)
-        section += data[at : at + max(length, 0)]
-    section.append(0)
+    ranges = (message.key_at, message.key_length), (message.value_at, message.value_length)
+    key, value = (data[at : at + length] if length >= 0 else None for at, length in ranges)
+    append_record(section, time_delta, offset_delta, key, value)
 
 
 def _wrong(found: str, **facts: object) -> Corrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -51,6 +52,46 @@ def append_varint(out: bytearray, number: int) -> None:
         out.append(rest & 0x7F | 0x80)
         rest >>= 7
     out.append(rest)
+
+
+def append_field(out: bytearray, value: bytes | memoryview | None) -> None:
+    """Append the length and the bytes of a key or value; -1 for None."""
+    append_varint(out, -1 if value is None else len(value))
+    out += value or b""
+
+
+def header_bytes(headers: Sequence[tuple[bytes, bytes | None]]) -> bytearray:
+    """The headers of a record: their number, then the keys and values."""
+    out = bytearray()
+    append_varint(out, len(headers))
+    for key, value in headers:
+        append_field(out, key)
+        append_field(out, value)
+    return out
+
+
+def append_record(
+    out: bytearray,
+    time_delta: int,
+    offset_delta: int,
+    key: bytes | memoryview | None,
+    value: bytes | memoryview | None,
+    headers: bytes | bytearray = b"\0",
+) -> None:
+    """Append a record (`local.records.batch`); `headers` as in `header_bytes`. The time wraps at 64 bits."""
+    body = bytearray(b"\0")
+    append_varint(body, wrapped(time_delta))
+    append_varint(body, offset_delta)
+    append_field(body, key)
+    append_field(body, value)
+    body += headers
+    append_varint(out, len(body))
+    out += body
+
+
+def wrapped(number: int) -> int:
+    """The number reduced to signed 64 bits, as Java and C add."""
+    return (number + 2**63) % 2**64 - 2**63
 
 
 def varint_bytes(number: int) -> int:

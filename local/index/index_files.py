@@ -91,8 +91,11 @@ class SparseIndex:
 
         Without such an entry the result is ``(base_offset, 0)`` or, of a time index, ``(-1, base_offset)``.
         """
-        count = len(data) // self.ENTRY_BYTES
-        return self.find(count, lambda slot: self.ENTRY.unpack_from(data, slot * self.ENTRY_BYTES), base_offset, target)
+        return self.find(*self.slots(data), base_offset, target)
+
+    def slots(self, data: Buffer) -> tuple[int, Callable[[int], Any]]:
+        """Return (number of whole entries, function from slot to raw entry)."""
+        return len(data) // self.ENTRY_BYTES, lambda slot: self.ENTRY.unpack_from(data, slot * self.ENTRY_BYTES)
 
     def find(self, count: int, entry: Callable[[int], Any], base_offset: int, target: int) -> Entry:
         """Do `lookup` with a binary search among `count` entries; `entry` returns the raw entry in a slot."""
@@ -155,8 +158,7 @@ offset_index = SparseIndex(
 time_index = SparseIndex(
     "a time index", ">qi", is_offset_first=False, below_all=(-1, 0), disorder="an entry is out of order"
 )
-INDEX_SUFFIXES = (OFFSET_INDEX, TIME_INDEX)
-ENTRY_BYTES = {OFFSET_INDEX: offset_index.ENTRY_BYTES, TIME_INDEX: time_index.ENTRY_BYTES}
+INDEXES = {OFFSET_INDEX: offset_index, TIME_INDEX: time_index}
 
 
 class Judged(NamedTuple):
@@ -203,7 +205,7 @@ def check_indexes(
 
 def check(files: SegmentFiles, log_bytes: int) -> str | None:
     """Return why a segment's indexes are unusable, or None if they are usable. Reads both files whole."""
-    offsets, times = (_read(files, each) for each in INDEX_SUFFIXES)
+    offsets, times = (_read(files, each) for each in INDEXES)
     return check_indexes(offsets, times, log_bytes, lambda: first_timestamp(files)).problem
 
 
@@ -262,19 +264,19 @@ def headers_of(
 
 def write_aside(files: SegmentFiles, indexes: Indexes) -> None:
     """Write and sync both files under temporary names. The next start removes them after a crash."""
-    for suffix, body in zip(INDEX_SUFFIXES, (indexes.offset, indexes.time), strict=True):
+    for suffix, body in zip(INDEXES, (indexes.offset, indexes.time), strict=True):
         write_file(files.storage, files.path(suffix) + TEMPORARY, body)
 
 
 def put_in_place(files: SegmentFiles) -> None:
     """Rename the files of `write_aside` over the old ones, durably. A crash leaves each file old or new."""
-    for suffix in INDEX_SUFFIXES:
+    for suffix in INDEXES:
         files.storage.rename(files.path(suffix) + TEMPORARY, files.path(suffix))
     files.sync_names()
 
 
 def discard_aside(files: SegmentFiles) -> None:
-    for suffix in INDEX_SUFFIXES:
+    for suffix in INDEXES:
         files.storage.unlink(files.path(suffix) + TEMPORARY)
 
 

@@ -36,9 +36,8 @@ from local.errors import Corrupt, DiskFailed, LogError, NotFound
 from local.format.batch_header import read_header
 from local.index import index_files, offset_index, time_index
 from local.index.index_files import (
-    ENTRY_BYTES,
     FEW,
-    INDEX_SUFFIXES,
+    INDEXES,
     Indexes,
     Judged,
     build_indexes,
@@ -200,13 +199,13 @@ class SealedIndexes:
             if judged.problem is not None and not self._files.storage.exists(self._files.path(suffix)):
                 return bytearray()
             data = bytearray(self._files.storage.read(self._files.path(suffix)))
-        whole = min(_count(judged, suffix), len(data) // ENTRY_BYTES[suffix])
-        return data[: whole * ENTRY_BYTES[suffix]]
+        width = INDEXES[suffix].ENTRY_BYTES
+        return data[: min(_count(judged, suffix), len(data) // width) * width]
 
     def close(self) -> None:
         """Remove the maps and stop rebuilding: another process may own the directory from now on."""
         self._is_closed = True
-        INDEX_MAPS.forget(self, INDEX_SUFFIXES)
+        INDEX_MAPS.forget(self, tuple(INDEXES))
 
     # -- lookups -------------------------------------------------------------------------------------------------
 
@@ -214,22 +213,21 @@ class SealedIndexes:
     def entries(self, suffix: str) -> Iterator[tuple[int, Callable[[int], tuple[int, int]]]]:
         """Yield (number of sound entries, function from slot to raw entry), for a binary search."""
         judged = self._checked()
-        unpack, width = (offset_index if suffix == OFFSET_INDEX else time_index).ENTRY, ENTRY_BYTES[suffix]
+        index, width = INDEXES[suffix], INDEXES[suffix].ENTRY_BYTES
         if suffix in self._made:
-            made = self._made[suffix]
-            yield len(made) // width, lambda slot: unpack.unpack_from(made, slot * width)
+            yield index.slots(self._made[suffix])
         elif judged.problem is not None and not _count(judged, suffix):
             yield 0, lambda slot: (0, 0)
         elif not self._access.is_shared:
             with self._held():
-                data = INDEX_MAPS.get(self, suffix, lambda: self._files.storage.map(self._files.path(suffix)))
-            yield min(_count(judged, suffix), len(data) // width), lambda slot: unpack.unpack_from(data, slot * width)
+                entries, entry = index.slots(self._mapped(suffix))
+            yield min(_count(judged, suffix), entries), entry
         else:
             with self._held():
                 file = self._files.storage.open_reader(self._files.path(suffix))
             try:
                 count = min(_count(judged, suffix), file.size() // width)
-                yield count, lambda slot: unpack.unpack(file.read(slot * width, width).ljust(width, b"\0"))
+                yield count, lambda slot: index.ENTRY.unpack(file.read(slot * width, width).ljust(width, b"\0"))
             finally:
                 file.close()
 
@@ -291,7 +289,7 @@ class SealedIndexes:
 
     def _check_files(self) -> Judged:
         with self._held():
-            offsets, times = (self._content(suffix) for suffix in INDEX_SUFFIXES)
+            offsets, times = (self._content(suffix) for suffix in INDEXES)
         judged = check_indexes(offsets, times, self._log_bytes, lambda: first_timestamp(self._files))
         if judged.problem is None or self._access.is_shared:
             return judged
@@ -315,7 +313,7 @@ class SealedIndexes:
             with self._held():
                 if self._is_closed:
                     raise DiskFailed("cannot rebuild indexes, the log was closed", path=self._files.path(LOG))
-                INDEX_MAPS.forget(self, INDEX_SUFFIXES)
+                INDEX_MAPS.forget(self, tuple(INDEXES))
                 put_in_place(self._files)
         except LogError:
             discard_aside(self._files)
@@ -326,9 +324,12 @@ class SealedIndexes:
         try:
             if self._access.is_shared:
                 return self._files.storage.read(self._files.path(suffix))
-            return INDEX_MAPS.get(self, suffix, lambda: self._files.storage.map(self._files.path(suffix)))
+            return self._mapped(suffix)
         except NotFound:
             return None
+
+    def _mapped(self, suffix: str) -> memoryview:
+        return INDEX_MAPS.get(self, suffix, lambda: self._files.storage.map(self._files.path(suffix)))
 
     def _read_log(self, position: int, length: int) -> bytes:
         wanted = min(length, self._log_bytes - position)

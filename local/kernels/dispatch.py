@@ -51,7 +51,7 @@ from local.format.columns import (
     scan_messages,
     without_messages,
 )
-from local.format.compression import INFLATED_BYTES_MAX, Codec, compress, decompress, decompress_into, size_guesses
+from local.format.compression import INFLATED_BYTES_MAX, Codec, compress, decompress
 from local.kernels import pure_kernels
 from local.kernels.pure_kernels import DROP, EMPTY, REBASE, REBUILD, VERBATIM
 
@@ -397,6 +397,12 @@ def _inflated(
     ends: list[int] = []
     used = 0
     arena = np.empty(max(_ARENA_BYTES_MIN, min(budget, _ARENA_RATIO * len(view))), np.uint8)
+
+    def room(size: int) -> memoryview:
+        nonlocal arena
+        arena = _grown(arena, used, size, budget)
+        return arena[used : used + size].data
+
     columns = (table.positions, table.sizes, table.attributes, table.magics)
     for row, (position, size, bits, magic) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
         section: memoryview | bytearray = view[position + HEADER_BYTES : position + size]
@@ -409,33 +415,18 @@ def _inflated(
                 entry, base_ms = view[position : position + size], int(table.base_timestamps[row])
                 section = legacy.records_of(entry, base_ms, INFLATED_BYTES_MAX, verify=verify)
             elif packed[row]:
-                arena, length = _inflate_row(Codec(bits & CODEC_BITS), memoryview(section), arena, used, budget)
+                length = len(decompress(Codec(bits & CODEC_BITS), section, INFLATED_BYTES_MAX, room))
         except Corrupt as error:
             raise _placed(error, table.row(row), position, limit=INFLATED_BYTES_MAX) from error
         if magic != MAGIC or not packed[row]:
             length = len(section)
-            arena = _grown(arena, used, length, budget)
-            arena[used : used + length] = np.frombuffer(section, np.uint8)
+            room(length)[:] = section
         used += length
         ends.append(used)
         if used > budget:
             break
     starts = np.array([0, *ends[:-1]], np.int64)
     return arena[:used].data, starts, np.array(ends, np.int64)
-
-
-def _inflate_row(
-    codec: Codec, section: memoryview, arena: NDArray[np.uint8], used: int, budget: int
-) -> tuple[NDArray[np.uint8], int]:
-    damage: Corrupt | None = None
-    for size in size_guesses(codec, section, INFLATED_BYTES_MAX):
-        arena = _grown(arena, used, size, budget)
-        try:
-            return arena, decompress_into(codec, section, arena[used : used + size].data)
-        except Corrupt as error:
-            damage = error
-    assert damage is not None
-    raise damage
 
 
 def _grown(arena: NDArray[np.uint8], used: int, more: int, budget: int) -> NDArray[np.uint8]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from local.errors import Corrupt, InvalidRequest
 from local.format.batch_header import BATCH_BYTES_MAX, HEADER_BYTES, LOG_APPEND_TIME, plain_header, seal
-from local.format.record import append_varint, read_varint
+from local.format.record import append_record, read_varint
 
 OUTSIDE_DATA, WRONG_TIME, WRONG_HEADERS, LARGE_BATCH, CHANGED = 1, 2, 3, 4, 5
 _REASONS = {
@@ -114,17 +114,13 @@ def _record(columns: Source, row: int, first: int) -> bytearray:
         headers = _headers_at(header_data, int(starts[row]), int(counts[row]))
     if headers is None:
         raise wrong_column(WRONG_HEADERS, row, times)
-    delta = int(times[row]) - int(times[first])
-    body = bytearray(b"\0")
-    append_varint(body, (delta + 2**63) % 2**64 - 2**63)
-    append_varint(body, row - first)
-    for data, (start, length) in ((keys, key_range), (values, value_range)):
-        append_varint(body, max(length, -1))
-        body += data[start : start + length] if length > 0 else b""
-    body += headers
     record = bytearray()
-    append_varint(record, len(body))
-    return record + body
+    key, value = (
+        data[start : start + length] if length > 0 else b"" if length == 0 else None
+        for data, (start, length) in ((keys, key_range), (values, value_range))
+    )
+    append_record(record, int(times[row]) - int(times[first]), row - first, key, value, headers)
+    return record
 
 
 def _is_inside(data: memoryview, start: int, length: int) -> bool:

@@ -34,9 +34,17 @@ from local.format.batch_header import (
 )
 from local.format.batch_header import INT_MAX as INT_MAX
 from local.format.batch_header import LONG_MAX as LONG_MAX
-from local.format.columns import COLUMN_DTYPES, TABLE_DTYPES, BatchTable, Columns
+from local.format.columns import COLUMN_DTYPES, TABLE_DTYPES, BatchTable, Columns, arrays_of
 from local.format.crc32c import crc32c
-from local.format.record import append_varint, read_varint, read_varlong, varint_bytes
+from local.format.record import (
+    append_record,
+    append_varint,
+    header_bytes,
+    read_varint,
+    read_varlong,
+    varint_bytes,
+    wrapped,
+)
 from local.kernels.pure_column_kernels import Source as Source
 from local.kernels.pure_column_kernels import cut_columns as cut_columns
 from local.kernels.pure_column_kernels import encode_columns as encode_columns
@@ -52,19 +60,12 @@ DROP, VERBATIM, REBUILD, EMPTY, REBASE = range(5)  # actions of `rebuild_batches
 
 
 class PlainRecord(NamedTuple):
-    """The positions of one record. `rest` is the start of the offset delta."""
+    """One record: its bytes end at `end`. `places`: starts of key, value, headers; their lengths and number."""
 
-    start: int
-    rest: int
     end: int
     timestamp: int
     offset_delta: int
-    key_start: int
-    key_length: int
-    value_start: int
-    value_length: int
-    header_start: int
-    header_count: int
+    places: tuple[int, int, int, int, int, int]
 
 
 def crc32c_of(data: Buffer, seed: int = 0) -> int:
@@ -92,9 +93,7 @@ def scan_batches(data: Buffer, *, verify: bool = True, position: int = 0) -> Bat
             base, _length, epoch, _magic, crc, bits, delta, *rest, count = fields
             rows.append((at, size, base, base + delta, epoch, bits, *rest, count, crc, MAGIC))
             at, last_offset = at + size, base + delta
-    columns = list(zip(*rows, strict=True)) or [()] * len(TABLE_DTYPES)
-    arrays = {name: np.array(column, TABLE_DTYPES[name]) for name, column in zip(TABLE_DTYPES, columns, strict=True)}
-    return BatchTable(**arrays, valid_bytes=at, problem=problem)
+    return BatchTable(**arrays_of(TABLE_DTYPES, rows), valid_bytes=at, problem=problem)
 
 
 # -- decoding
@@ -121,22 +120,9 @@ def decode_batches(
         if header.is_control and not include_control:
             continue
         for record in walk_records(data, header, int(starts[ordinal]), int(ends[ordinal]), position):
-            rows.append(
-                (
-                    header.base_offset + record.offset_delta,
-                    record.timestamp,
-                    record.key_start,
-                    record.value_start,
-                    record.header_start,
-                    record.key_length,
-                    record.value_length,
-                    record.header_count,
-                    ordinal,
-                )
-            )
-    columns = list(zip(*rows, strict=True)) or [()] * len(COLUMN_DTYPES)
-    arrays = {name: np.array(column, COLUMN_DTYPES[name]) for name, column in zip(COLUMN_DTYPES, columns, strict=True)}
-    return Columns(data=data, table=table, **arrays)
+            offset = header.base_offset + record.offset_delta
+            rows.append((offset, record.timestamp, *record.places, ordinal))
+    return Columns(data=data, table=table, **arrays_of(COLUMN_DTYPES, rows))
 
 
 def check_crc(data: memoryview, header: BatchHeader, position: int) -> None:
@@ -177,13 +163,12 @@ def wrong_batch(found: str, header: BatchHeader, position: int) -> Corrupt:
 
 
 def _read_record(data: memoryview, header: BatchHeader, at: int, end: int) -> PlainRecord:
-    start = at
     length, at = read_varint(data, at, end)
     if not 0 < length <= end - at:
         raise Corrupt("cannot read a record, its length is wrong", at=at)
     end = at + length
-    delta, rest = read_varlong(data, at + 1, end)  # the attributes byte of a record has no meaning so far
-    offset_delta, at = read_varint(data, rest, end)
+    delta, at = read_varlong(data, at + 1, end)  # the attributes byte of a record has no meaning so far
+    offset_delta, at = read_varint(data, at, end)
     key_length, key_start = read_varint(data, at, end)
     at = _skip(key_start, key_length, end)
     value_length, value_start = read_varint(data, at, end)
@@ -201,20 +186,14 @@ def _read_record(data: memoryview, header: BatchHeader, at: int, end: int) -> Pl
         raise Corrupt("cannot read a record, bytes remain after its last field", at=at)
     is_append_time = header.attributes & LOG_APPEND_TIME
     timestamp = header.max_timestamp_ms if is_append_time else wrapped(header.base_timestamp_ms + delta)
-    return PlainRecord(
-        start, rest, end, timestamp, offset_delta, key_start, key_length, value_start, value_length, header_start, count
-    )
+    places = key_start, value_start, header_start, key_length, value_length, count
+    return PlainRecord(end, timestamp, offset_delta, places)
 
 
 def _skip(at: int, length: int, end: int) -> int:
     if not -1 <= length <= end - at:
         raise Corrupt("cannot read a record, the length of a field is wrong", at=at, length=length)
     return at + max(length, 0)
-
-
-def wrapped(number: int) -> int:
-    """The number reduced to signed 64 bits, as Java and C add."""
-    return (number + 2**63) % 2**64 - 2**63
 
 
 # -- gathering
@@ -249,17 +228,7 @@ def encode_records(records: Sequence[tuple[object, ...]]) -> tuple[bytes, int, i
     for offset_delta, record in enumerate(records):
         key, value, timestamp, headers = normal_record(record)
         largest = max(largest, timestamp)
-        body = bytearray(b"\0")
-        append_varint(body, wrapped(timestamp - base))
-        append_varint(body, offset_delta)
-        _append_field(body, key)
-        _append_field(body, value)
-        append_varint(body, len(headers))
-        for header_key, header_value in headers:
-            _append_field(body, header_key)
-            _append_field(body, header_value)
-        append_varint(section, len(body))
-        section += body
+        append_record(section, timestamp - base, offset_delta, key, value, header_bytes(headers))
         if len(section) > BATCH_BYTES_MAX - HEADER_BYTES:
             raise InvalidRequest("encoding a batch, larger than 2^31 bytes", bytes=len(section))
     return bytes(section), base, largest
@@ -328,14 +297,6 @@ def _field(value: object) -> bytes | None:
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
     raise InvalidRequest("cannot encode a record, a field is neither bytes nor None", got=type(value).__name__)
-
-
-def _append_field(body: bytearray, value: bytes | None) -> None:
-    if value is None:
-        append_varint(body, -1)
-    else:
-        append_varint(body, len(value))
-        body += value
 
 
 # -- rebuilding

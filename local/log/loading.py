@@ -238,7 +238,7 @@ def _outgrew(place: _Place, base: int) -> bool:
     if bases[-2:-1] != [base] or listed[names.segment_file(bases[-1], names.LOG)].size_bytes:
         return False
     segment = found_segment(place.files(base), listed, LOOKING)
-    position = segment.position_of(base + RELATIVE_OFFSET_MAX)
+    position = segment.entry_before(base + RELATIVE_OFFSET_MAX)[1]
     table = kernels.scan_batches(segment.read(position, segment.size_bytes), verify=False)
     return table.problem is not None or (len(table) > 0 and int(table.last_offsets[-1]) >= bases[-1])
 
@@ -286,5 +286,5 @@ def discard(segments: Sequence[Segment]) -> None:
 
 
 def _are_indexes_off(place: _Place, base: int) -> bool:
-    found = [(place.facts(base, suffix), width) for suffix, width in index_files.ENTRY_BYTES.items()]
+    found = [(place.facts(base, suffix), index.ENTRY_BYTES) for suffix, index in index_files.INDEXES.items()]
     return any(facts is None or facts.size_bytes % width for facts, width in found)

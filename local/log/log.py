@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 
 from local import names
 from local.errors import DiskFailed, NotFound
-from local.log.leader_epochs import LeaderEpochs
 from local.log.log_appender import AppendResult, Draw, Durability, LogAppender
 from local.log.log_reader import LogReader
 from local.log.log_removal import LogRemoval

@@ -240,7 +240,7 @@ class LogAppender:
         """Close the active segment. Without room for the last index entry it stays unchanged and active."""
         mark = active.mark()
         try:
-            active.write_last_entry()
+            active.write_time_entry()
         except LogError as error:
             self._take_back(active, mark, error, has_producer=False)
             raise

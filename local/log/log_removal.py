@@ -322,11 +322,8 @@ def find_cut(segments: Sequence[Segment], offset: int) -> Cut | None:
     if not staying:
         return None
     segment = staying[-1]
-    data = segment.files.storage.map(segment.path(names.LOG))
-    try:
+    with segment.files.mapped(names.LOG) as data:
         table = kernels.scan_batches(data[: segment.size_bytes], verify=False)
-    finally:
-        data.release()
     rows = int((table.last_offsets < offset).sum())
     if rows == len(table) and table.problem is not None:
         raise Corrupt(f"cannot truncate the log, {table.problem}", path=segment.path(names.LOG), at=table.valid_bytes)

@@ -364,7 +364,7 @@ class LogState:
             next_offset, cuts = self.view.next_offset, self.cuts
             self.unflushed_since_ms = None
         with self.failing():
-            active.sync_log()
+            active.sync(names.LOG)
         with self.lock:
             self.check_usable()
             if cuts == self.cuts:

@@ -158,22 +158,11 @@ class ProducerFiles:
             begin = self._storage.read(path, 0, LOOKED_AT_BYTES)
             if len(begin) < LOOKED_AT_BYTES and not may_have_producers(begin):
                 return  # no producers, as in most logs; the modules for a replay load slowly
-        from local import kernels
         from local.log.recovery import replay
 
-        if self._is_onlooker:
-            # The writer may truncate the file at any moment; access to a map would then end the process.
-            for _, part, headers in slices_of(lambda position, length: self._storage.read(path, position, length)):
-                rows = int((headers.last_offsets < upto_offset).sum())
-                replay(producers, part, headers.select(slice(0, rows)), path, from_offset)
-            return
-        data = self._storage.map(path)
-        try:
-            table = kernels.scan_batches(data, verify=False)
+        for _, data, table in slices_of(lambda position, length: self._storage.read(path, position, length)):
             rows = int((table.last_offsets < upto_offset).sum())
             replay(producers, data, table.select(slice(0, rows)), path, from_offset)
-        finally:
-            data.release()
 
     def _forget(self, offset: int) -> None:
         self._known = [each for each in self.offsets() if each != offset]

@@ -138,7 +138,7 @@ def _scanned_end(segment: Segment) -> int:
         return segment.base_offset
     from local import kernels
 
-    position = segment.position_of(segment.base_offset + RELATIVE_OFFSET_MAX)
+    position = segment.entry_before(segment.base_offset + RELATIVE_OFFSET_MAX)[1]
     for start in (position, 0):
         # First from the last index entry; from the start of the log if the batch of the entry is torn.
         table = kernels.scan_batches(segment.read(start, segment.size_bytes))

@@ -28,8 +28,8 @@ else new records would follow torn bytes. A crash inside recovery is recovered i
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,7 +38,7 @@ from local import kernels
 from local.errors import Corrupt
 from local.format.columns import BatchTable
 from local.index import index_files, txn_index
-from local.index.index_files import OutsideSegment, build_indexes, slices_of
+from local.index.index_files import OutsideSegment, build_indexes, headers_of, slices_of
 from local.index.txn_index import AbortedTransaction, TransactionScan
 from local.log.producer_files import ProducerFiles
 from local.log.producer_state import ProducerState
@@ -136,7 +136,7 @@ def recover_segment(
       `may_begin_below`.
     """
     path, base_offset = files.path(LOG), files.base_offset
-    with _mapped(files, LOG) as data:
+    with files.mapped(LOG) as data:
         table = kernels.scan_batches(data)
         size, valid, cause = len(data), table.valid_bytes, table.problem
         if len(table) and not _fits(table, base_offset, may_begin_below=may_begin_below):
@@ -191,7 +191,7 @@ def check_txn_index(files: SegmentFiles) -> str | None:
 def rebuild_txn_index(files: SegmentFiles, producers: ProducerState) -> None:
     """Rebuild the transaction index atomically. `producers` must be the state before the segment."""
     path = files.path(LOG)
-    with _mapped(files, LOG) as data:
+    with files.mapped(LOG) as data:
         aborted = replay(producers, data, kernels.scan_batches(data, verify=False), path)
     replace_file(files.storage, files.path(TXN_INDEX), txn_index.encode(aborted))
     _log.warning("rebuilt the transaction index of a segment: path=%s", path)
@@ -199,23 +199,11 @@ def rebuild_txn_index(files: SegmentFiles, producers: ProducerState) -> None:
 
 def rebuild_indexes(files: SegmentFiles, *, interval_bytes: int) -> None:
     """Rebuild both indexes from the headers; a crash leaves each file old or new. Raises Corrupt."""
-    path = files.path(LOG)
-    with _mapped(files, LOG) as data:
-        table = kernels.scan_batches(data, verify=False)
-        if table.problem is not None:
-            raise Corrupt(f"cannot rebuild indexes, {table.problem}", path=path, at=table.valid_bytes)
+    path, storage = files.path(LOG), files.storage
+    table = headers_of(lambda at, length: storage.read(path, at, length), storage.size(path), path=path)
     index_files.write_aside(files, build_indexes(table, files.base_offset, interval_bytes))
     index_files.put_in_place(files)
     _log.warning("rebuilt the indexes of a segment: path=%s", path)
-
-
-@contextmanager
-def _mapped(files: SegmentFiles, suffix: str) -> Iterator[memoryview]:
-    data = files.storage.map(files.path(suffix))
-    try:
-        yield data
-    finally:
-        data.release()
 
 
 def _write_indexes(files: SegmentFiles, table: BatchTable, interval_bytes: int) -> None:
@@ -236,7 +224,7 @@ def _write_txn_index(files: SegmentFiles, entries: bytes) -> None:
 
 def _end_of_swap(files: SegmentFiles) -> int:
     """Return one past the last offset of a ``.log.swap``, which replaces all segments in its range."""
-    with _mapped(files, LOG + SWAP) as data:
+    with files.mapped(LOG + SWAP) as data:
         table = kernels.scan_batches(data, verify=False)
         return int(table.last_offsets[-1]) + 1 if len(table) else files.base_offset + 1
 
@@ -327,7 +315,7 @@ def put_right(files: SegmentFiles, *, end_before: int | None, next_base: int | N
     on return. Raises Corrupt, with nothing changed.
     """
     path, base_offset = files.path(LOG), files.base_offset
-    with _mapped(files, LOG) as data:
+    with files.mapped(LOG) as data:
         table = kernels.scan_batches(data, verify=verify)
         if not len(table):
             return False

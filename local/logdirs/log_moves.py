@@ -39,20 +39,19 @@ from dataclasses import dataclass
 
 from local import names
 from local.errors import Corrupt, DiskFailed, LogError, NotFound
+from local.index.index_files import INDEXES
 from local.log import Log, checkpoints
 from local.logdirs.log_dir import LogDirectory
 from local.names import (
     LOG,
-    OFFSET_INDEX,
     SEGMENT_SUFFIXES,
-    TIME_INDEX,
     TXN_INDEX,
     VIEW_PARTS,
     TopicPartition,
     parse_marked_directory,
 )
 from local.segment.segment import Segment
-from local.storage import FileFacts, Storage, StorageFile, join, write_file
+from local.storage import Body, FileFacts, Storage, StorageFile, join, write_file
 
 CHUNK_BYTES = 4 << 20
 # Below LITTLE_BYTES missing bytes, or after ROUNDS_MAX passes, appends wait for the rest.
@@ -199,13 +198,10 @@ class _Copy:
             finally:
                 file.close()
         if is_sealed and not known.has_indexes:
-            for suffix, body in (
-                (OFFSET_INDEX, segment.offset_index()),
-                (TIME_INDEX, segment.time_index()),
-                (TXN_INDEX, segment.txn_index()),
-            ):
-                if body or suffix != TXN_INDEX:
-                    self._write(names.segment_file(segment.base_offset, suffix), bytes(body))
+            for suffix in INDEXES:
+                self._write(names.segment_file(segment.base_offset, suffix), segment.index(suffix))
+            if aborted := segment.txn_index():
+                self._write(names.segment_file(segment.base_offset, TXN_INDEX), aborted)
             known.has_indexes = True
 
     def _append(self, file: StorageFile, segment: Segment, known: _Copied, size_bytes: int) -> None:
@@ -226,7 +222,7 @@ class _Copy:
     def _path(self, base_offset: int, suffix: str) -> str:
         return join(self._directory, names.segment_file(base_offset, suffix))
 
-    def _write(self, name: str, body: bytes) -> None:
+    def _write(self, name: str, body: Body) -> None:
         write_file(self._storage, join(self._directory, name), body)
 
 

@@ -15,12 +15,13 @@ import numpy as np
 from local import kernels
 from local.errors import Corrupt
 from local.format.batch_header import MAGIC, MAGIC_END, read_header
-from local.format.columns import TABLE_DTYPES, TORN, BatchTable
+from local.format.columns import TABLE_DTYPES, TORN, BatchTable, arrays_of
+from local.format.record import wrapped
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from local.format.columns import BatchTable, Columns
+    from local.format.columns import Columns
 
 CHUNK_BYTES = 8 << 20
 
@@ -130,23 +131,9 @@ def _one_batch(data: memoryview) -> BatchTable | None:
     following = header.size_bytes + MAGIC_END - 1
     if following < len(data) and data[following] > MAGIC:
         return None
-    fields = {
-        "positions": 0,
-        "sizes": header.size_bytes,
-        "base_offsets": header.base_offset,
-        "last_offsets": header.last_offset,
-        "leader_epochs": header.leader_epoch,
-        "attributes": header.attributes,
-        "base_timestamps": header.base_timestamp_ms,
-        "max_timestamps": header.max_timestamp_ms,
-        "producer_ids": header.producer_id,
-        "producer_epochs": header.producer_epoch,
-        "base_sequences": header.base_sequence,
-        "record_counts": header.record_count,
-        "crcs": header.crc,
-        "magics": header.magic,
-    }
-    columns = {name: np.array([fields[name]]).astype(dtype) for name, dtype in TABLE_DTYPES.items()}
+    last_offset = wrapped(header.last_offset)  # of a damaged header, perhaps too large
+    counts = header.base_offset, last_offset, header.leader_epoch, header.attributes
+    columns = arrays_of(TABLE_DTYPES, [(0, header.size_bytes, *counts, *header[7:], header.crc, header.magic)])
     return BatchTable(**columns, valid_bytes=header.size_bytes, problem=None)
 
 

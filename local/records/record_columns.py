@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from local.errors import InvalidRequest
 from local.format.batch_header import CONTROL
 from local.format.columns import Columns
-from local.format.record import append_varint
+from local.format.record import header_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -220,17 +220,9 @@ def _headers(column: pa.Array[Any]) -> dict[str, Any]:
         pairs = [(each["key"], each["value"]) if isinstance(each, dict) else each for each in row or ()]
         starts.append(len(data))
         counts.append(len(pairs))
-        append_varint(data, len(pairs))
-        for key, value in pairs:
-            if not isinstance(key, str) or not isinstance(value, bytes | None):
-                raise InvalidRequest(
-                    "cannot append an Arrow table, a header is not (string, binary)", row=len(starts) - 1
-                )
-            text = key.encode()
-            append_varint(data, len(text))
-            data += text
-            append_varint(data, -1 if value is None else len(value))
-            data += value or b""
+        if not all(isinstance(key, str) and isinstance(value, bytes | None) for key, value in pairs):
+            raise InvalidRequest("cannot append an Arrow table, a header is not (string, binary)", row=len(starts) - 1)
+        data += header_bytes([(key.encode(), value) for key, value in pairs])
     if not any(counts):
         return {}
     made = {"header_starts": np.array(starts, np.int64), "header_counts": np.array(counts, np.int32)}

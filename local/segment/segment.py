@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from local.errors import Corrupt, DiskFailed, LogError, NotFound
 from local.format.batch_header import HEADER_BYTES, read_header
 from local.index import offset_index, time_index, txn_index
-from local.index.index_files import ENTRY_BYTES, headers_of, time_entry
+from local.index.index_files import INDEXES, Entry, build_indexes, headers_of, time_entry
 from local.index.sealed_indexes import TRUSTED, Access, SealedIndexes, TimeStart
 from local.index.txn_index import AbortedTransaction
 from local.names import LOG, OFFSET_INDEX, SEGMENT_SUFFIXES, TIME_INDEX, TXN_INDEX
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 RELATIVE_OFFSET_MAX = 2**31 - 1
-Entry = tuple[int, int]
 
 
 class WrongTransactionIndex(Exception):
@@ -46,19 +45,13 @@ class WrongTransactionIndex(Exception):
 
 
 class Mark(NamedTuple):
-    """The state of an active segment to cut back to: lengths of its files, and the known times."""
+    """The state of an active segment to cut back to: lengths of its files by suffix, and the known times."""
 
-    size_bytes: int
-    offset_index_bytes: int
-    time_index_bytes: int
+    lengths: dict[str, int]
     latest: tuple[int | None, int] | None
     roll_base_ms: int | None
     since_entry: int
     has_aborted: bool | None
-
-
-# By suffix: rebuilt entries, and the number of first entries of an active segment that they replace.
-_Rebuilt = dict[str, tuple[bytes, int]]
 
 
 class Segment:
@@ -72,19 +65,18 @@ class Segment:
         self.created_ms = 0
         self.modified_ms = 0
         self.may_grow = False  # in a read-only open
+        self.is_retired = False  # whether the files were renamed or deleted: dropped, or replaced by the cleaner
+        self.has_failed_sync = False  # whether appended bytes may be lost even if a later sync succeeds
         self._storage = files.storage
         self._lock = threading.RLock()
         # Held during a sync and a close. Order: `_sync_lock`, then `_lock`, so that reads never wait for the disk.
         self._sync_lock = threading.RLock()
-        self._has_failed_sync = False
-        self._retired = False
         self._writers: dict[str, StorageFile] = {}
         self._unsynced: set[str] = set()  # the suffixes in `_writers` with writes since their last sync
-        self._offset_index: bytearray | None = None
-        self._time_index: bytearray | None = None
+        self._active: dict[str, bytearray] | None = None  # the indexes of an active segment by suffix
         self._since_entry = 0
         self._found: Mark | None = None  # of an active segment: the state on the disk at activation
-        self._rebuilt: _Rebuilt | None = None
+        self._rebuilt: dict[str, int] = {}  # by suffix: the bytes that a rebuild added to `_active` only
         self._access = TRUSTED
         self._indexes: SealedIndexes | None = None
         # (largest timestamp, last offset of the first batch with it); None: not read yet
@@ -95,11 +87,6 @@ class Segment:
         self._aborted_made: list[AbortedTransaction] | None = None  # in memory, in place of a wrong index
         self._first: tuple[int | None] | None = None  # None: not read yet
 
-    @property
-    def is_retired(self) -> bool:
-        """Whether the files were renamed or deleted: dropped, or replaced by the cleaner."""
-        return self._retired
-
     @classmethod
     def create(cls, files: SegmentFiles, *, created_ms: int) -> Segment:
         """Create an empty active segment, its names durable on return (O2: before any acknowledgement).
@@ -108,9 +95,9 @@ class Segment:
         """
         segment = cls(files)
         segment.created_ms = segment.modified_ms = created_ms
-        segment._offset_index, segment._time_index = bytearray(), bytearray()
+        segment._active = {suffix: bytearray() for suffix in INDEXES}
         try:
-            for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
+            for suffix in (LOG, *INDEXES):
                 segment._writers[suffix] = files.storage.create(files.path(suffix))
             files.sync_names()
         except LogError:
@@ -164,13 +151,14 @@ class Segment:
     def activate(self, *, is_durable: bool = False) -> None:
         """Open a loaded segment for appending. `is_durable`: all its bytes are durable, no sync is due."""
         self._newest()
-        offsets, times = self.offset_index(), self.time_index()
+        active = {suffix: self.index(suffix) for suffix in INDEXES}
         with self._lock:
-            self._offset_index, self._time_index = offsets, times
-            self._writers = {s: self._storage.open(self.path(s)) for s in (LOG, OFFSET_INDEX, TIME_INDEX)}
+            self._active = active
+            self._writers = {suffix: self._storage.open(self.path(suffix)) for suffix in (LOG, *INDEXES)}
             self._unsynced = set() if is_durable else set(self._writers)
             self._since_entry = 0
-            self._found, self._rebuilt = self.mark(), None
+            self._rebuilt = {}
+            self._found = self.mark()
             if self.size_bytes:
                 first = read_header(self.read(0, HEADER_BYTES))
                 self.roll_base_ms = first.max_timestamp_ms if first and first.max_timestamp_ms >= 0 else None
@@ -190,21 +178,22 @@ class Segment:
             self.roll_base_ms = max_timestamp_ms
         if self._since_entry > interval_bytes:
             self._write_entry(OFFSET_INDEX, offset_index.pack(self.base_offset, last_offset, position))
-            self._write_time_entry()
+            self.write_time_entry()
             self._since_entry = 0
         self._since_entry += len(batch)
         self.size_bytes = position + len(batch)
 
     def mark(self) -> Mark:
-        offsets, times = len(self._offset_index or b""), len(self._time_index or b"")
-        known = self._latest, self.roll_base_ms, self._since_entry, self._has_aborted
-        return Mark(self.size_bytes, offsets, times, *known)
+        assert self._active is not None, "only an active segment is written to"
+        with self._lock:
+            lengths = {suffix: len(index) - self._rebuilt.get(suffix, 0) for suffix, index in self._active.items()}
+        lengths[LOG] = self.size_bytes
+        return Mark(lengths, self._latest, self.roll_base_ms, self._since_entry, self._has_aborted)
 
     def cut_back(self, to: Mark) -> None:
         """Remove all appends since `to`, durably. Raises DiskFailed; the segment must then be recovered."""
-        assert self._offset_index is not None, "only an active segment is written to"
-        assert self._time_index is not None, "it has both"
-        lengths = {LOG: to.size_bytes, OFFSET_INDEX: to.offset_index_bytes, TIME_INDEX: to.time_index_bytes}
+        assert self._active is not None, "only an active segment is written to"
+        lengths = dict(to.lengths)
         if TXN_INDEX in self._writers:
             size = self._writers[TXN_INDEX].size()  # its entry is written last, so the file holds at most a part of one
             lengths[TXN_INDEX] = size - size % txn_index.ENTRY_BYTES
@@ -212,8 +201,10 @@ class Segment:
             if self._writers[suffix].size() > length:
                 self._writers[suffix].truncate(length)
         self.sync()
-        del self._offset_index[to.offset_index_bytes :], self._time_index[to.time_index_bytes :]
-        self.size_bytes, self._latest, self.roll_base_ms = to.size_bytes, to.latest, to.roll_base_ms
+        with self._lock:
+            for suffix, index in self._active.items():
+                del index[to.lengths[suffix] + self._rebuilt.get(suffix, 0) :]
+        self.size_bytes, self._latest, self.roll_base_ms = to.lengths[LOG], to.latest, to.roll_base_ms
         self._since_entry, self._has_aborted = to.since_entry, to.has_aborted
 
     def append_aborted(self, aborted: AbortedTransaction) -> None:
@@ -279,26 +270,16 @@ class Segment:
             path = self.path(TXN_INDEX)
             return self._storage.read(path) if self._storage.exists(path) else b""
 
-    def offset_index(self) -> bytearray:
-        """Return the ``.index`` bytes, not to be changed; read from disk unless active. Raises NotFound."""
+    def index(self, suffix: str) -> bytearray:
+        """Return the bytes of one of `INDEXES`, not to be changed; from the disk unless active. Raises NotFound."""
         with self._lock:
-            index, sealed = self._offset_index, self._sealed()
-        return sealed.read(OFFSET_INDEX) if index is None else index
-
-    def time_index(self) -> bytearray:
-        """Return the ``.timeindex`` bytes, not to be changed; read from disk unless active. Raises NotFound."""
-        with self._lock:
-            index, sealed = self._time_index, self._sealed()
-        return sealed.read(TIME_INDEX) if index is None else index
+            active, sealed = self._active, self._sealed()
+        return sealed.read(suffix) if active is None else active[suffix]
 
     @property
     def is_shared(self) -> bool:
         """Whether another process may write, replace or truncate the segment."""
         return self._access.is_shared
-
-    def position_of(self, offset: int) -> int:
-        """Return a batch start at or before the batch of `offset`. Raises NotFound once retired."""
-        return self.entry_before(offset)[1]
 
     def entry_before(self, offset: int) -> tuple[int, int]:
         """Return (last offset, position) of the index entry from which to scan for `offset`.
@@ -323,24 +304,24 @@ class Segment:
         whether it is still needed. Raises Corrupt, with nothing changed, if the headers are unsound.
         """
         with self._lock:
-            is_active, sealed = self._offset_index is not None, self._sealed()
+            is_active, sealed = self._active is not None, self._sealed()
         if not is_active:
             sealed.rebuild(problem, is_still)
             return
-        from local.index.index_files import build_indexes
-
         found = self._found
         if found is None or not is_still():
             return  # this process wrote all entries, or another thread has rebuilt them
-        size = found.size_bytes
+        size = found.lengths[LOG]
         table = headers_of(lambda at, length: self.read(at, min(length, size - at)), size, path=self.path(LOG))
         made = build_indexes(table, self.base_offset, self._access.interval_bytes)
         _log.warning("the indexes of a segment are wrong: path=%s cause=%s", self.path(LOG), problem)
         with self._lock:
-            self._rebuilt = {
-                OFFSET_INDEX: (bytes(made.offset), found.offset_index_bytes // offset_index.ENTRY_BYTES),
-                TIME_INDEX: (bytes(made.time), found.time_index_bytes // time_index.ENTRY_BYTES),
-            }
+            if self._active is None:
+                return  # closed since then
+            for suffix, body in zip(INDEXES, (made.offset, made.time), strict=True):
+                replaced_bytes = found.lengths[suffix] + self._rebuilt.get(suffix, 0)
+                self._active[suffix] = body + self._active[suffix][replaced_bytes:]
+                self._rebuilt[suffix] = len(body) - found.lengths[suffix]
 
     def read(self, start: int, length: int) -> bytes:
         """Return ``[start, start + length)`` of the ``.log``, fewer at its end. Raises NotFound once retired."""
@@ -362,33 +343,43 @@ class Segment:
 
     def is_index_full(self, index_bytes_max: int) -> bool:
         """Whether no room is left for another offset entry, or for another time entry and the final one."""
-        offsets, times = len(self._offset_index or b""), len(self._time_index or b"")
-        return (
-            offsets + offset_index.ENTRY_BYTES > index_bytes_max or times + 2 * time_index.ENTRY_BYTES > index_bytes_max
-        )
+        assert self._active is not None, "only an active segment is written to"
+        entries = ((OFFSET_INDEX, offset_index.ENTRY_BYTES), (TIME_INDEX, 2 * time_index.ENTRY_BYTES))
+        return any(len(self._active[suffix]) + more > index_bytes_max for suffix, more in entries)
 
-    @property
-    def has_failed_sync(self) -> bool:
-        """Whether appended bytes may be lost even if a later sync succeeds."""
-        return self._has_failed_sync
+    def sync(self, *suffixes: str) -> None:
+        """Make the files with these suffixes durable as of the call, by default all. Appends may continue.
 
-    def sync(self) -> None:
-        """Make all bytes durable, indexes too. Raises DiskFailed from the first failure on."""
-        self._sync_files(*SEGMENT_SUFFIXES)
+        Raises DiskFailed from the first failure on.
+        """
+        with self._sync_lock:
+            if self.has_failed_sync:
+                raise DiskFailed("cannot sync a segment, an earlier fsync of it failed", path=self.path(LOG))
+            open_ones = [suffix for suffix in suffixes or SEGMENT_SUFFIXES if suffix in self._writers]
+            due = [suffix for suffix in open_ones if suffix in self._unsynced]
+            try:
+                for suffix in due:
+                    self._unsynced.discard(suffix)  # before the sync: writes during the sync are due again
+                    self._writers[suffix].sync()
+                if TXN_INDEX in due:
+                    self.files.sync_names()
+            except BaseException:
+                # An interrupt counts as a failure: the kernel's answer is unknown.
+                self.has_failed_sync = True
+                raise
 
-    def sync_log(self) -> bool:
-        """Make the ``.log`` as of the call durable, during appends too. False if closed before. Raises as `sync`."""
-        return self._sync_files(LOG)
-
-    def write_last_entry(self) -> None:
+    def write_time_entry(self) -> None:
         """Add the newest record's time to the time index, as closing the segment requires. Raises as `append`."""
-        self._write_time_entry()
+        assert self._active is not None, "only an active segment is written to"
+        entry = time_entry(self._active[TIME_INDEX], self.base_offset, *self._newest())
+        if entry:
+            self._write_entry(TIME_INDEX, entry)
 
     def seal(self) -> None:
         """Write the final time entry, make everything durable, close for appending."""
-        self.write_last_entry()
+        self.write_time_entry()
         self.sync()
-        is_wrong = self._rebuilt is not None
+        is_wrong = bool(self._rebuilt)
         self._close_files()
         if is_wrong:
             with suppress(LogError):  # on failure the next reader finds the index wrong again
@@ -404,7 +395,7 @@ class Segment:
     def retire(self) -> None:
         """Make every read raise NotFound from now on. Call it before the files are renamed."""
         with self._sync_lock, self._lock:
-            self._retired = True
+            self.is_retired = True
             self.close()
 
     def existing_suffixes(self) -> list[str]:
@@ -433,25 +424,11 @@ class Segment:
 
     @contextmanager
     def _entries(self, suffix: str) -> Iterator[tuple[int, Callable[[int], Entry]]]:
-        """Yield (number of entries, function from slot to entry), rebuilt entries first."""
+        """Yield (number of entries, function from slot to entry)."""
         with self._lock:
-            index = self._offset_index if suffix == OFFSET_INDEX else self._time_index
-            sealed, rebuilt = self._sealed(), self._rebuilt
-            if index is not None:
-                entry, width = (offset_index if suffix == OFFSET_INDEX else time_index).ENTRY, ENTRY_BYTES[suffix]
-                if rebuilt is None:
-                    yield len(index) // width, lambda slot: entry.unpack_from(index, slot * width)
-                    return
-                made, replaced = rebuilt[suffix]
-                shift = len(made) - replaced * width
-                yield (
-                    (len(index) + shift) // width,
-                    lambda slot: _pair(
-                        entry.unpack_from(made, slot * width)
-                        if slot * width < len(made)
-                        else entry.unpack_from(index, slot * width - shift)
-                    ),
-                )
+            sealed = self._sealed()
+            if self._active is not None:
+                yield INDEXES[suffix].slots(self._active[suffix])
                 return
         with sealed.entries(suffix) as found:
             yield found
@@ -463,7 +440,7 @@ class Segment:
                 file.close()
             if self._writers:
                 self._writers, self._indexes, self._access = {}, None, self._access._replace(is_trusted=True)
-            self._offset_index = self._time_index = self._rebuilt = self._found = None
+            self._active, self._rebuilt, self._found = None, {}, None
 
     def _newest(self) -> tuple[int | None, int]:
         if self._latest is None:
@@ -476,7 +453,7 @@ class Segment:
         return self._latest
 
     def _check_present(self) -> None:
-        if self._retired:
+        if self.is_retired:
             raise NotFound("cannot read a segment, it was replaced or deleted", path=self.path(LOG))
 
     def _check_same(self, size_bytes: int) -> None:
@@ -484,38 +461,9 @@ class Segment:
         if size_bytes < self.size_bytes or (size_bytes > self.size_bytes and not self.may_grow):
             raise NotFound("cannot read a segment, the manager of the directory replaced it", path=self.path(LOG))
 
-    def _sync_files(self, *suffixes: str) -> bool:
-        with self._sync_lock:
-            if self._has_failed_sync:
-                raise DiskFailed("cannot sync a segment, an earlier fsync of it failed", path=self.path(LOG))
-            is_open = any(suffix in self._writers for suffix in suffixes)
-            due = [suffix for suffix in suffixes if suffix in self._unsynced and suffix in self._writers]
-            try:
-                for suffix in due:
-                    self._unsynced.discard(suffix)  # before the sync: writes during the sync are due again
-                    self._writers[suffix].sync()
-                if TXN_INDEX in due:
-                    self.files.sync_names()
-            except BaseException:
-                # An interrupt counts as a failure: the kernel's answer is unknown.
-                self._has_failed_sync = True
-                raise
-            return is_open
-
     def _write_entry(self, suffix: str, entry: bytes) -> None:
         self._writers[suffix].append(entry)
         self._unsynced.add(suffix)
-        index = self._offset_index if suffix == OFFSET_INDEX else self._time_index
-        assert index is not None, "only an active segment is written to"
-        index += entry
-
-    def _write_time_entry(self) -> None:
-        assert self._time_index is not None, "only an active segment is written to"
-        entry = time_entry(self._time_index, self.base_offset, *self._newest())
-        if entry:
-            self._write_entry(TIME_INDEX, entry)
-
-
-def _pair(entry: tuple[int, ...]) -> Entry:
-    first, second = entry
-    return first, second
+        assert self._active is not None, "only an active segment is written to"
+        with self._lock:  # a reader may rebuild the index
+            self._active[suffix] += entry

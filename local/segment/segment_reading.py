@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from local.errors import Corrupt
 from local.format.batch_header import HEADER_BYTES, read_header
 from local.index import offset_index
-from local.names import LOG
+from local.names import LOG, OFFSET_INDEX
 from local.segment.segment import RELATIVE_OFFSET_MAX, Segment
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def slice_bounds(segment: Segment, slice_bytes: int = SLICE_BYTES) -> list[tuple
 def _cuts(segment: Segment, slice_bytes: int) -> list[tuple[int, int]]:
     import numpy as np
 
-    index = segment.offset_index()
+    index = segment.index(OFFSET_INDEX)
     positions = offset_index.columns(index)[1]
     slots, reached = list[int](), 0
     while (slot := int(np.searchsorted(positions, reached + slice_bytes))) < len(positions):

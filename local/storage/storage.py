@@ -187,6 +187,15 @@ class SegmentFiles(NamedTuple):
     def sync_names(self) -> None:
         self.storage.sync_directory(self.directory)
 
+    @contextmanager
+    def mapped(self, suffix: str) -> Iterator[memoryview]:
+        """Map a file inside the context."""
+        data = self.storage.map(self.path(suffix))
+        try:
+            yield data
+        finally:
+            data.release()
+
 
 class DiskFile:
     """One file descriptor, opened with `O_APPEND`: every write lands at the end."""

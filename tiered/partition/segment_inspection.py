@@ -23,7 +23,7 @@ from local.index.index_files import build_indexes
 from local.index.txn_index import TransactionScan
 from local.log import Log
 from local.log.checkpoints import encode_epochs
-from local.names import LOG
+from local.names import LOG, OFFSET_INDEX, TIME_INDEX
 from local.segment.segment import Segment
 from local.segment.segment_reading import batch_slices
 from local.verify.findings import Severity
@@ -39,7 +39,7 @@ def segment_to_copy(log: Log, info: SegmentInfo, *, cleaned_through: int | None 
     segment = log.segment(info.base_offset)
     path = segment.path(LOG)
     epochs = log.epochs.between(info.base_offset, info.next_offset) or ((0, info.base_offset),)
-    indexes = bytes(segment.offset_index()), bytes(segment.time_index())
+    indexes = bytes(segment.index(OFFSET_INDEX)), bytes(segment.index(TIME_INDEX))
     return SegmentToCopy(
         base_offset=info.base_offset,
         next_offset=info.next_offset,

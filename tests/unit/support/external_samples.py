@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from local.format.record import Record, StoredRecord
 from local.log import Log
 from local.log.producer_state import Producer
-from local.names import TopicPartition
+from local.names import OFFSET_INDEX, TIME_INDEX, TopicPartition
 from local.records.isolation import Isolation
 from local.settings import LogSettings
 from local.storage import DiskStorage
@@ -120,8 +120,8 @@ def _files(log: Log, info) -> Files:
         base=info.base_offset,
         next=info.next_offset,
         log=bytes(segment.read(0, segment.size_bytes)),
-        index=bytes(segment.offset_index()),
-        timeindex=bytes(segment.time_index()),
+        index=bytes(segment.index(OFFSET_INDEX)),
+        timeindex=bytes(segment.index(TIME_INDEX)),
         snapshot=log.producer_snapshot(info.next_offset),
         epochs="".join(f"{line}\n" for line in ("0", len(kept), *(f"{e} {s}" for e, s in kept))).encode(),
         txnindex=segment.txn_index(),

@@ -17,7 +17,7 @@ from local import kernels, names
 from local.errors import Corrupt, NotFound
 from local.format.record import Record
 from local.index import index_files, offset_index, time_index
-from local.index.index_files import INDEX_SUFFIXES, build_indexes
+from local.index.index_files import INDEXES, build_indexes
 from local.index.sealed_indexes import INDEX_MAPS, IndexMaps
 from local.log import Log
 from local.records.batch import encode_batch
@@ -69,7 +69,7 @@ def _damage(disk: ModelDisk, name: str, damage: str) -> None:
 
 
 def _indexes(disk: ModelDisk) -> dict[str, bytes]:
-    return {name: bytes(inode.data) for name, inode in disk.names.items() if name.endswith(INDEX_SUFFIXES)}
+    return {name: bytes(inode.data) for name, inode in disk.names.items() if name.endswith(tuple(INDEXES))}
 
 
 def test_the_number_of_disk_accesses_of_a_clean_open_is_independent_of_segments() -> None:
@@ -93,7 +93,7 @@ def test_the_disk_accesses_of_an_open_that_recovers_one_segment_are_independent_
 
 
 # An empty offset index is valid: lookups start at the segment's first byte.
-OFF = [(damage, suffix) for damage in DAMAGES for suffix in INDEX_SUFFIXES if (damage, suffix) != ("empty", ".index")]
+OFF = [(damage, suffix) for damage in DAMAGES for suffix in INDEXES if (damage, suffix) != ("empty", ".index")]
 
 
 @pytest.mark.parametrize(("damage", "suffix"), OFF)
@@ -110,8 +110,12 @@ def test_a_wrong_index_is_rebuilt_on_first_use(damage: str, suffix: str, use: st
             assert [log.offset_for_timestamp(5000 + at) for at in range(300)] == list(range(300))
         case _:
             for info in log.segments():
-                assert log.segment(info.base_offset).offset_index() == good[_name(info.base_offset, ".index")]
-                assert log.segment(info.base_offset).time_index() == good[_name(info.base_offset, ".timeindex")]
+                assert (
+                    log.segment(info.base_offset).index(names.OFFSET_INDEX) == good[_name(info.base_offset, ".index")]
+                )
+                assert (
+                    log.segment(info.base_offset).index(names.TIME_INDEX) == good[_name(info.base_offset, ".timeindex")]
+                )
     assert _indexes(disk) == good
     assert not any(name.endswith(names.TEMPORARY) for name in disk.names)
 
@@ -158,7 +162,7 @@ def test_if_a_rebuild_fails_reads_reach_the_damaged_batch_and_name_it() -> None:
     with pytest.raises(Corrupt, match=rf"path=\./t-0/{base:020d}\.log at={third}"):
         log.read(int(table.base_offsets[2]))
     with pytest.raises(Corrupt, match="this process may not rebuild it"):
-        log.segment(base).offset_index()
+        log.segment(base).index(names.OFFSET_INDEX)
 
 
 def test_a_rebuild_that_the_disk_refuses_does_not_fail_reads() -> None:
@@ -190,7 +194,7 @@ def test_a_rebuild_during_a_drop_or_a_swap_writes_no_index(replaced: bool, monke
 
     monkeypatch.setattr(index_files, "write_aside", overtaken)
     with pytest.raises(NotFound, match="replaced or deleted"):
-        victim.position_of(5)
+        victim.entry_before(5)[1]
     monkeypatch.undo()
     assert _indexes(disk) == left[0]
     assert not any(name.endswith(names.TEMPORARY) for name in disk.names)
@@ -213,7 +217,7 @@ def test_a_closed_log_rebuilds_no_index() -> None:
     segment = log.segment(0)
     log.close()
     effects = disk.effects
-    assert segment.position_of(50) == 0
+    assert segment.entry_before(50)[1] == 0
     assert disk.effects == effects
 
 
@@ -223,7 +227,7 @@ def test_lookups_are_correct_after_a_power_cut_at_any_step_of_a_rebuild(eager: b
 
     def work(disk: ModelDisk) -> None:
         log = open_log(disk, was_clean=True)
-        log.segment(0).position_of(5)
+        log.segment(0).entry_before(5)[1]
 
     def world() -> ModelDisk:
         disk, _ = _closed_log(120)
@@ -290,7 +294,7 @@ def test_a_drop_closes_the_index_maps_of_the_segment() -> None:
     disk, _ = _closed_log(300)
     log = open_log(disk, was_clean=True)
     segment = log.segment(0)
-    segment.position_of(5)
+    segment.entry_before(5)[1]
     assert any(owner is segment._indexes for owner, _ in INDEX_MAPS._maps)
     log.drop_before(log.segments()[1].base_offset, now_ms=0, delay_ms=0, raises_log_start=True)
     assert not any(owner is segment._indexes for owner, _ in INDEX_MAPS._maps)
@@ -302,7 +306,7 @@ import json, os, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (%d, %d))
 from local.index.sealed_indexes import INDEX_MAPS, MAPS_MAX
 from local.log.log import Log
-from local.names import TopicPartition
+from local.names import OFFSET_INDEX, TIME_INDEX, TopicPartition
 from local.settings import LogSettings
 from local.storage.storage import DiskStorage
 log = Log.open(DiskStorage(), sys.argv[1], TopicPartition("t", 0), LogSettings(), now_ms=0, was_clean=True)

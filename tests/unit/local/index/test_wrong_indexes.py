@@ -16,6 +16,7 @@ from local import kernels
 from local.errors import Corrupt
 from local.format.record import Record, StoredRecord
 from local.log import Log
+from local.names import OFFSET_INDEX
 from local.segment.segment_reading import batch_slices
 
 FLIPS = (0x04, 0xFF)
@@ -123,7 +124,7 @@ def test_a_log_with_a_wrong_index_serves_old_and_newly_appended_records() -> Non
         again = open_log(disk, was_clean=True)
         assert [record.offset for each in expected for record in _first(again, each)] == expected, (at, flip)
         sealed = again.view.segments[0]
-        assert bytes(sealed.offset_index()) == bytes(disk.names[sealed.path(".index")].data)
+        assert bytes(sealed.index(OFFSET_INDEX)) == bytes(disk.names[sealed.path(".index")].data)
 
 
 def test_a_wrong_index_of_a_damaged_log_hides_no_record_before_the_damage() -> None:

@@ -123,7 +123,8 @@ def test_read_committed_of_a_log_without_transactions_needs_no_scan(monkeypatch:
 
 def test_the_remote_copy_of_a_segment_never_has_a_wrong_transaction_index() -> None:
     good = {
-        segment.base_offset: segment.aborted() for segment in open_log(copy.deepcopy(DISK), was_clean=True).view.segments
+        segment.base_offset: segment.aborted()
+        for segment in open_log(copy.deepcopy(DISK), was_clean=True).view.segments
     }
     for where, disk in itertools.islice(_damaged(), 0, None, 5):
         log = open_log(disk, was_clean=True)

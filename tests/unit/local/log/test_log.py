@@ -15,6 +15,7 @@ from local.format.compression import Codec
 from local.format.crc32c import crc32c
 from local.format.record import Record, TimestampType
 from local.index import offset_index, time_index
+from local.names import OFFSET_INDEX, TIME_INDEX
 from local.records.batch import encode_batch, read_header
 from local.settings import LogSettings
 from local.storage import DiskStorage
@@ -79,13 +80,13 @@ def test_offset_index_entries_name_the_last_offset_of_the_batch_at_their_positio
     for info in log.segments()[:-1]:
         segment = log.segment(info.base_offset)
         data = segment.read(0, segment.size_bytes)
-        entries = offset_index.entries(segment.offset_index(), info.base_offset)
+        entries = offset_index.entries(segment.index(OFFSET_INDEX), info.base_offset)
         assert entries
         for offset, position in entries:
             header = read_header(data, position)
             assert header is not None
             assert header.next_offset - 1 == offset
-        times = time_index.entries(segment.time_index(), info.base_offset)
+        times = time_index.entries(segment.index(TIME_INDEX), info.base_offset)
         assert times[-1][0] == info.max_timestamp_ms
 
 

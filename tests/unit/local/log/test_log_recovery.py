@@ -92,13 +92,13 @@ def test_a_failed_fsync_is_never_retried_nor_acknowledged() -> None:
     log = open_log(disk)
     fill(log, 10)
 
-    def fail() -> None:
+    def fail(*suffixes: str) -> None:
         raise DiskFailed("cannot sync a file", path="x")
 
-    log.segment(0).sync_log = fail  # type: ignore[method-assign]
+    log.segment(0).sync = fail  # type: ignore[method-assign]
     with pytest.raises(DiskFailed):
         log.append([Record(None, b"v", 0)], now_ms=0, durability=Durability.FLUSHED)
-    del log.segment(0).sync_log
+    del log.segment(0).sync
     with pytest.raises(DiskFailed, match="reopen"):
         log.append([Record(None, b"v", 0)], now_ms=0)
 

@@ -352,7 +352,7 @@ def test_a_truncation_does_not_raise_the_recovery_point_after_a_failed_sync() ->
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 50)
-    log.view.segments[-1]._has_failed_sync = True
+    log.view.segments[-1].has_failed_sync = True
     with pytest.raises(LogError):
         log.truncate_to(20, now_ms=0)
     assert log.recovery_point <= 20

@@ -117,7 +117,7 @@ def test_an_index_that_is_missing_or_newer_than_the_listing_does_not_change_the_
     disk = _written(200)
     segment = found_segment(SegmentFiles(disk, "./t-0", 0), listed, LOOKING)
     assert segment.size_bytes == size < len(disk.names[LOG].data)
-    monkeypatch.setattr(segment, "position_of", None)  # this method validates the whole index and must not be called
+    monkeypatch.setattr(segment, "entry_before", None)  # this method validates the whole index and must not be called
     assert (trim_to_whole_batches(segment), segment.size_bytes) == before[:2]
     disk.unlink(INDEX)
     assert _seen(disk)[:2] == _scanned(disk)[:2]

@@ -12,6 +12,7 @@ from local.format.batch_header import BatchHeader
 from local.format.compression import Codec
 from local.format.record import Record
 from local.log.log_appender import Rolling
+from local.names import OFFSET_INDEX, TIME_INDEX
 from local.records.batch import encode_batch, read_header
 from local.segment.segment import RELATIVE_OFFSET_MAX, Segment
 from local.settings import LogSettings
@@ -32,7 +33,7 @@ def segment(size: int = 600, *, first_ms: int = FIRST_MS, offset_entries: int = 
     made = Segment.create(SegmentFiles(ModelDisk(), ".", 100), created_ms=CREATED_MS)
     if size:
         made.append(bytes(size), last_offset=100, max_timestamp_ms=first_ms, interval_bytes=1 << 30)
-    made._offset_index, made._time_index = bytearray(8 * offset_entries), bytearray(12 * time_entries)
+    made._active = {OFFSET_INDEX: bytearray(8 * offset_entries), TIME_INDEX: bytearray(12 * time_entries)}
     return made
 
 

@@ -11,6 +11,7 @@ from legacy_samples import many
 from log_world import fill, open_log
 
 from local.errors import Corrupt, InvalidRequest
+from local.names import OFFSET_INDEX, TIME_INDEX
 from remote.store.memory_store import MemoryStore
 from remote.upload.segment_upload import copy_segment
 from tiered.partition.segment_inspection import SegmentInspector, segment_to_copy
@@ -123,7 +124,7 @@ def test_index_that_contradicts_the_bytes_is_rebuilt_for_the_copy(log, index):
     """KAFKA-15401. Each entry in turn has a position, offset or timestamp that is slightly wrong."""
     info = sealed(log)
     segment = log.segment(info.base_offset)
-    good = [bytes(segment.offset_index()), bytes(segment.time_index())]
+    good = [bytes(segment.index(OFFSET_INDEX)), bytes(segment.index(TIME_INDEX))]
     entry_bytes = (8, 12)[index]
     assert len(good[index]) >= 2 * entry_bytes
     for last_byte in range(entry_bytes - 1, len(good[index]), entry_bytes):
