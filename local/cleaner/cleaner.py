@@ -49,7 +49,7 @@ from local.names import CLEANED, LOG, TopicPartition
 from local.segment import swap
 from local.segment.segment import RELATIVE_OFFSET_MAX
 from local.settings import DAY_MS, LogSettings
-from local.storage import SegmentFiles, Storage
+from local.storage import SegmentFiles
 
 _log = logging.getLogger(__name__)
 DEFAULT_BUFFER = Buffer()
@@ -60,7 +60,6 @@ POSITION_MAX = 2**31 - 1  # positions in an offset index are int32
 @dataclass(slots=True)
 class _Work:
     log: Log
-    storage: Storage
     limiter: CleanerThrottle
     now_ms: int
     delay_ms: int
@@ -71,7 +70,6 @@ class _Work:
 
 def clean(
     log: Log,
-    storage: Storage,
     *,
     clean_from: int = 0,
     apart_at: int = 0,
@@ -124,13 +122,13 @@ def clean(
             dirty_from=first_dirty,
         )
         began = clock()
-        judged, reach_offset, figures = _decide(log, storage, sealed, dirty, facts, buffer, limiter, began)
+        judged, reach_offset, figures = _decide(log, sealed, dirty, facts, buffer, limiter, began)
         if reach_offset > log.cleaner_reach:
             log.cleaner_reach = reach_offset
             announce()
         _log.info("%s", beginning(log.partition, judged, facts))
         out = np.empty(kernels.REBUILT_PART_BYTES, np.uint8)
-        work = _Work(log, storage, limiter, now_ms, delete_delay_ms, facts.horizon_ms, out, figures)
+        work = _Work(log, limiter, now_ms, delete_delay_ms, facts.horizon_ms, out, figures)
         _rewrite(work, judged, progress, apart_at)
         log.cleaner_offset = figures.cleaner_offset
         return _result(work, began)
@@ -170,7 +168,6 @@ def _sealed(log: Log, clean_from: int, upto: int) -> list[SegmentInfo]:
 
 def _decide(
     log: Log,
-    storage: Storage,
     sealed: Sequence[SegmentInfo],
     dirty: Sequence[SegmentInfo],
     facts: CleanContext,
@@ -182,12 +179,12 @@ def _decide(
     aborted = log.aborted_transactions(facts.first_offset, facts.upto_offset)
     segments = [log.segment(info.base_offset) for info in dirty]
     where = {"from_offset": facts.dirty_from}
-    newest, fitting = build_offset_map(storage, segments, dirty[-1].next_offset, aborted, buffer, limiter, **where)
+    newest, fitting = build_offset_map(segments, dirty[-1].next_offset, aborted, buffer, limiter, **where)
     is_cut = fitting < min(len(dirty), SEGMENTS_MAX)
     reach_offset = upto_offset = facts.upto_offset
     if fitting == 0:
         end = dirty[0].next_offset
-        newest, upto_offset = build_offset_map_of_part(storage, segments[0], end, aborted, buffer, limiter, **where)
+        newest, upto_offset = build_offset_map_of_part(segments[0], end, aborted, buffer, limiter, **where)
         reach_offset, facts = upto_offset, replace(facts, upto_offset=end)
     elif fitting < len(dirty):
         reach_offset, upto_offset = dirty[fitting].next_offset, dirty[fitting].base_offset
@@ -195,7 +192,7 @@ def _decide(
     index_seconds, indexed_bytes = limiter.clock() - began, limiter.bytes_read
     record_filter = RecordFilter(facts, newest, aborted)
     judged = [
-        record_filter.segment(storage, log.segment(info.base_offset), info.next_offset, limiter)
+        record_filter.segment(log.segment(info.base_offset), info.next_offset, limiter)
         for info in sealed
         if info.next_offset <= facts.upto_offset and not info.is_empty
     ]
@@ -215,7 +212,7 @@ def _decide(
 def _rewrite(work: _Work, judged: Sequence[SegmentVerdict], progress: Progress, apart_at: int) -> None:
     if any(each.has_legacy for each in judged):
         work.log.cover_epochs()
-    groups = grouped(judged, work.log.settings, work.storage, work.limiter, apart_at=apart_at)
+    groups = grouped(judged, work.log.settings, work.limiter, apart_at=apart_at)
     for done, group in enumerate(groups):
         progress(done, len(groups))
         _clean_group(work, group)
@@ -298,11 +295,11 @@ def _write_cleaned(work: _Work, group: Sequence[SegmentVerdict]) -> int | None:
 
     Raises InvalidRequest if the positions of a single segment would not fit its index.
     """
-    files = SegmentFiles(work.storage, work.log.directory, group[0].segment.base_offset)
+    files = SegmentFiles(work.log.storage, work.log.directory, group[0].segment.base_offset)
     try:
         return _write_group(work, group, files)
     except (CleaningAborted, Corrupt, NotFound):
-        work.storage.unlink(files.path(LOG) + CLEANED)
+        files.storage.unlink(files.path(LOG) + CLEANED)
         raise
     except DiskFailed as error:
         if error.lacks_room:
@@ -313,7 +310,7 @@ def _write_cleaned(work: _Work, group: Sequence[SegmentVerdict]) -> int | None:
 
 def _write_group(work: _Work, group: Sequence[SegmentVerdict], files: SegmentFiles) -> int | None:
     settings, rows = work.log.settings, IndexRows()
-    parts = work.limiter.written(survivors(group, work.storage, work.limiter, rows, work.horizon_ms, work.out))
+    parts = work.limiter.written(survivors(group, work.limiter, rows, work.horizon_ms, work.out))
     size = swap.write_cleaned(files, parts, modified_ms=group[-1].segment.modified_ms)
     is_alone = len(group) == 1
     if size <= (POSITION_MAX if is_alone else min(settings.segment_bytes, POSITION_MAX)):
@@ -322,7 +319,7 @@ def _write_group(work: _Work, group: Sequence[SegmentVerdict], files: SegmentFil
             aborted = sorted((each for one in group for each in one.aborted), key=lambda each: each.last_offset)
             swap.write_cleaned_indexes(files, indexes, aborted)
             return size
-    work.storage.unlink(files.path(LOG) + CLEANED)
+    files.storage.unlink(files.path(LOG) + CLEANED)
     if is_alone:
         facts = {"path": files.path(LOG), "size_bytes": size, "limit": POSITION_MAX}
         raise InvalidRequest(
@@ -334,7 +331,6 @@ def _write_group(work: _Work, group: Sequence[SegmentVerdict], files: SegmentFil
 def grouped(
     judged: Sequence[SegmentVerdict],
     settings: LogSettings,
-    storage: Storage,
     limiter: CleanerThrottle,
     *,
     apart_at: int = 0,
@@ -346,7 +342,7 @@ def grouped(
     groups: list[list[SegmentVerdict]] = []
     for each in judged:
         is_apart = each.segment.base_offset == apart_at
-        if groups and not is_apart and _fits([*groups[-1], each], settings, storage, limiter):
+        if groups and not is_apart and _fits([*groups[-1], each], settings, limiter):
             groups[-1].append(each)
         else:
             groups.append([each])
@@ -355,7 +351,6 @@ def grouped(
 
 def survivors(
     group: Sequence[SegmentVerdict],
-    storage: Storage,
     limiter: CleanerThrottle,
     rows: IndexRows,
     horizon_ms: int,
@@ -367,7 +362,7 @@ def survivors(
     """
     is_empty = all(each.is_empty for each in group)
     for each in group:
-        slices = limiter.slices(storage, each.segment, each.mapped)
+        slices = limiter.slices(each.segment, each.mapped)
         for (_, data), verdict in zip(slices, each.slices, strict=True):
             actions = verdict.actions
             if is_empty and each is group[-1] and verdict is each.slices[-1]:
@@ -380,7 +375,7 @@ def survivors(
                 yield part
 
 
-def _fits(group: Sequence[SegmentVerdict], settings: LogSettings, storage: Storage, limiter: CleanerThrottle) -> bool:
+def _fits(group: Sequence[SegmentVerdict], settings: LogSettings, limiter: CleanerThrottle) -> bool:
     if group[-1].next_offset - 1 - group[0].segment.base_offset > RELATIVE_OFFSET_MAX:
         return False
     if _is_legal(group, sum(each.bytes_most for each in group), settings):
@@ -388,7 +383,7 @@ def _fits(group: Sequence[SegmentVerdict], settings: LogSettings, storage: Stora
     if not _is_legal(group, sum(each.bytes_least for each in group), settings):
         return False
     for each in group:
-        each.measure(storage, limiter)
+        each.measure(limiter)
     return _is_legal(group, sum(each.bytes_most for each in group), settings)
 
 

@@ -46,7 +46,6 @@ from local.names import LOG, TopicPartition
 from local.records.isolation import aborted_batches
 from local.segment.segment import Segment
 from local.segment.segment_reading import slice_bounds
-from local.storage import Storage
 
 SEGMENTS_MAX = 1000  # of one pass: each may hold a map, and a descriptor before Python 3.13
 _SPARE = 32  # an uncompressed log copies only keys with an overlong length varint: 1/32 of the buffer
@@ -80,20 +79,20 @@ class CleanerThrottle:
         if self.should_stop():
             raise CleaningAborted("the cleaner was stopped on request", partition=self.partition)
 
-    def mapped(self, storage: Storage, segment: Segment) -> memoryview:
+    def mapped(self, segment: Segment) -> memoryview:
         """Map all of a closed segment, without a copy. Raises DiskFailed, Corrupt if the file is too short."""
-        mapped = storage.map(segment.path(LOG))
+        mapped = segment.files.storage.map(segment.path(LOG))
         if len(mapped) < segment.size_bytes:
             attempt = "cannot clean a segment, it ends inside a batch"
             raise Corrupt(attempt, path=segment.path(LOG), at=len(mapped))
         return mapped[: segment.size_bytes]
 
     def slices(
-        self, storage: Storage, segment: Segment, mapped: memoryview | None = None, *, is_counted: bool = True
+        self, segment: Segment, mapped: memoryview | None = None, *, is_counted: bool = True
     ) -> Iterator[tuple[int, memoryview]]:
         """Yield (position, whole batches). Unless `is_counted`, the caller calls `read`. Raises as `mapped`, `read`."""
         if mapped is None:
-            mapped = self.mapped(storage, segment)
+            mapped = self.mapped(segment)
         for start, end in slice_bounds(segment):
             if is_counted:
                 self.read(end - start)
@@ -208,11 +207,9 @@ class OffsetMap:
         """The bytes of a segment whose keys were entered; None for any other."""
         return self._mapped.get(base_offset)
 
-    def add(
-        self, storage: Storage, segment: Segment, aborted: Sequence[AbortedTransaction], limiter: CleanerThrottle
-    ) -> Added:
+    def add(self, segment: Segment, aborted: Sequence[AbortedTransaction], limiter: CleanerThrottle) -> Added:
         """Enter all of a segment, or nothing that counts. Raises Corrupt, InvalidRequest, CleaningAborted."""
-        mapped = limiter.mapped(storage, segment)
+        mapped = limiter.mapped(segment)
         self._held = self.keys.hold(mapped)
         first_invalid, slices = self.invalid_records, []
         for start, end in slice_bounds(segment):
@@ -234,12 +231,10 @@ class OffsetMap:
         self._mapped[segment.base_offset] = mapped
         return Added.WHOLE
 
-    def add_in_part(
-        self, storage: Storage, segment: Segment, aborted: Sequence[AbortedTransaction], limiter: CleanerThrottle
-    ) -> Added:
+    def add_in_part(self, segment: Segment, aborted: Sequence[AbortedTransaction], limiter: CleanerThrottle) -> Added:
         """Enter a segment up to the first record without room (`end_offset`)."""
         self._is_in_part = True
-        return self.add(storage, segment, aborted, limiter)
+        return self.add(segment, aborted, limiter)
 
     def _add_plain(
         self, segment: Segment, start: int, data: memoryview, table: BatchTable, aborted: Sequence[AbortedTransaction]
@@ -327,7 +322,6 @@ class OffsetMap:
 
 
 def build_offset_map(
-    storage: Storage,
     segments: Sequence[Segment],
     next_offset: int,
     aborted: Sequence[AbortedTransaction],
@@ -340,12 +334,12 @@ def build_offset_map(
 
     No segment may be empty. Records below `from_offset` are not entered. Raises Corrupt, CleaningAborted.
     """
-    records = _records(storage, segments, next_offset, buffer)
+    records = _records(segments, next_offset, buffer)
     for keys in _ways(records, buffer):
         newest = OffsetMap(keys, records, buffer, from_offset=from_offset)
         done, added = 0, Added.WHOLE
         for segment in segments[:SEGMENTS_MAX]:
-            added = newest.add(storage, segment, aborted, limiter)
+            added = newest.add(segment, aborted, limiter)
             if added is not Added.WHOLE:
                 break
             done += 1
@@ -356,7 +350,6 @@ def build_offset_map(
 
 
 def build_offset_map_of_part(
-    storage: Storage,
     segment: Segment,
     next_offset: int,
     aborted: Sequence[AbortedTransaction],
@@ -371,7 +364,7 @@ def build_offset_map_of_part(
     """
     for keys in (Keys.IN_PLACE, Keys.DIGESTED):
         newest = OffsetMap(keys, next_offset - segment.base_offset, buffer, from_offset=from_offset)
-        if newest.add_in_part(storage, segment, aborted, limiter) is not Added.PACKED:
+        if newest.add_in_part(segment, aborted, limiter) is not Added.PACKED:
             break
     end = next_offset if newest.end_offset is None else newest.end_offset
     if not len(newest.keys) and newest.end_offset is not None:
@@ -392,7 +385,7 @@ def _ways(records: int, buffer: Buffer) -> list[Keys]:
     return [Keys.IN_PLACE, *([Keys.COPIED] if is_roomy else []), Keys.DIGESTED]
 
 
-def _records(storage: Storage, segments: Sequence[Segment], next_offset: int, buffer: Buffer) -> int:
+def _records(segments: Sequence[Segment], next_offset: int, buffer: Buffer) -> int:
     """The maximum number of records; counted if their offsets would take half of the buffer or more."""
     offsets = next_offset - segments[0].base_offset
     enough = int(buffer.size_bytes // SLOT_BYTES * buffer.load_factor)
@@ -400,7 +393,7 @@ def _records(storage: Storage, segments: Sequence[Segment], next_offset: int, bu
         return offsets
     records = 0
     for segment in segments:
-        mapped = storage.map(segment.path(LOG))
+        mapped = segment.files.storage.map(segment.path(LOG))
         for start, end in slice_bounds(segment):
             table = kernels.scan_batches(mapped[start:end], verify=False)
             records += int(table.record_counts.sum(dtype=np.int64))

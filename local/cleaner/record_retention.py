@@ -73,7 +73,6 @@ from local.log.producer_state import ProducerEntry
 from local.records.batch import Marker, read_marker
 from local.records.isolation import aborted_batches
 from local.segment.segment import Segment
-from local.storage import Storage
 
 TIME_MAX_MS = 2**63 - 1  # ``delete.retention.ms`` may be this long, for tombstones that are never removed
 _REBASED_GROWTH = 6  # approximate growth of a record in bytes when its timestamp is relative to a distant horizon
@@ -133,12 +132,12 @@ class SegmentVerdict:
     has_legacy: bool = False
     aborted: list[AbortedTransaction] = field(default_factory=list)
 
-    def measure(self, storage: Storage, limiter: CleanerThrottle) -> None:
+    def measure(self, limiter: CleanerThrottle) -> None:
         """Set both bounds to the exact value. Raises as `CleanerThrottle.slices`."""
         if self.bytes_least == self.bytes_most:
             return
         size = 0
-        for (_, data), verdict in zip(limiter.slices(storage, self.segment, self.mapped), self.slices, strict=True):
+        for (_, data), verdict in zip(limiter.slices(self.segment, self.mapped), self.slices, strict=True):
             table = kernels.scan_batches(data, verify=False)
             remaining = kernels.count_bits(verdict.keep, table.record_counts)
             size += _sizes_after(table, kernels.kept_bytes(data, table, verdict.keep), remaining, verdict.actions)
@@ -187,12 +186,12 @@ class RecordFilter:
         for producer_id in producer_ids:
             self._transactions.meet(producer_id, offset - 1)
 
-    def segment(self, storage: Storage, segment: Segment, next_offset: int, limiter: CleanerThrottle) -> SegmentVerdict:
+    def segment(self, segment: Segment, next_offset: int, limiter: CleanerThrottle) -> SegmentVerdict:
         """Decide on one segment. Raises Corrupt, CleaningAborted."""
         mapped = self._newest.mapped(segment.base_offset)
         found = SegmentVerdict(segment=segment, mapped=mapped, next_offset=next_offset)
         known = len(self._transactions.kept)
-        for number, (start, data) in enumerate(limiter.slices(storage, segment, mapped, is_counted=False)):
+        for number, (start, data) in enumerate(limiter.slices(segment, mapped, is_counted=False)):
             table = kernels.scan_batches(data, verify=False)
             check_whole(segment, start, table.valid_bytes, len(data))
             bits = self._known(segment, number, table)

@@ -58,7 +58,7 @@ def main() -> None:
         while True:
             found: list[CleaningFigures | None] = []
             options = {"clean_from": 0, "now_ms": NOW, "tombstones_below": None, "buffer": Buffer(size_bytes=room)}
-            spent = took(lambda: found.append(cleaner.clean(log, DiskStorage(), **options)))  # noqa: B023
+            spent = took(lambda: found.append(cleaner.clean(log, **options)))  # noqa: B023
             if (done := found[0]) is None:
                 break
             passes += 1

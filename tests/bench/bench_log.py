@@ -142,7 +142,7 @@ def _bench_clean(root: Path, records: list[Record]) -> None:
         paths = [Path(log.segment(info.base_offset).path(".log")) for info in log.segments() if info.size_bytes]
         copies.append(_timed(lambda paths=paths: [_write_like(path, root / "raw") for path in paths]))
         seconds = time.perf_counter()
-        result = cleaner.clean(log, storage, clean_from=0, now_ms=NOW)
+        result = cleaner.clean(log, clean_from=0, now_ms=NOW)
         cleans.append(time.perf_counter() - seconds)
         assert result is not None
         kept = result.records_after

@@ -125,7 +125,7 @@ def opened(directory: str) -> Log:
 
 def clean(log: Log) -> CleaningFigures:
     """Both passes, with every checksum checked and the new files synced and swapped in."""
-    result = cleaner.clean(log, DiskStorage(), clean_from=0, now_ms=NOW, tombstones_below=None)
+    result = cleaner.clean(log, clean_from=0, now_ms=NOW, tombstones_below=None)
     assert result is not None
     return result
 

@@ -376,7 +376,7 @@ class World:
         self.roll()
         self.story.begin_pass(self.log.next_offset)
         now = {"now_ms": self.story.clock, "delete_retention_ms": RETENTION_MS}
-        cleaner.clean(self.log, self.disk, clean_from=0, tombstones_below=tombstones_below, **now)
+        cleaner.clean(self.log, clean_from=0, tombstones_below=tombstones_below, **now)
         self.directory.write_cleaner_offsets()
 
     def reopen(self) -> None:

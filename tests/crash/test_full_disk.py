@@ -76,7 +76,7 @@ class Story:
 
     def clean(self) -> None:
         now = {"now_ms": 2000, "delete_retention_ms": 1000}
-        self.step(lambda: cleaner.clean(self.log, self.disk, clean_from=0, tombstones_below=0, **now))
+        self.step(lambda: cleaner.clean(self.log, clean_from=0, tombstones_below=0, **now))
 
     def check(self, log: Log) -> None:
         assert not [name for name in self.disk.names if name.endswith((CLEANED, SWAP))], (

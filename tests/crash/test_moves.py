@@ -201,7 +201,7 @@ def test_a_cleaner_pass_during_a_move_is_not_lost() -> None:
         if not done:
             done.append(1)
             log.roll(now_ms=0)
-            cleaner.clean(log, disk, clean_from=0, now_ms=0)
+            cleaner.clean(log, clean_from=0, now_ms=0)
 
     dirs.move(NAME, B, now_ms=0, delay_ms=0, progress=clean)
     want = [(record.offset, record.value) for record in read_all(log)]

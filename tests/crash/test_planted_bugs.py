@@ -301,10 +301,10 @@ def _cleaner_checkpoint_ahead_of_the_swap(patch: Patch) -> None:
     """The dirty part counts as clean: an old value stays there after its tombstone was removed."""
     real = cleaner.clean
 
-    def clean(log: Log, disk: ModelDisk, **rules: Any) -> object:
+    def clean(log: Log, **rules: Any) -> object:
         body = f"0\n1\n{NAME.topic} {NAME.partition} {log.segments()[-1].base_offset}\n"
-        storage.replace_file(disk, f"{ROOT}/{names.CLEANER_OFFSETS}", body.encode())
-        return real(log, disk, **rules)
+        storage.replace_file(log.storage, f"{ROOT}/{names.CLEANER_OFFSETS}", body.encode())
+        return real(log, **rules)
 
     patch.setattr(cleaner, "clean", clean)
 

@@ -80,7 +80,7 @@ def _fill_compacted(log: Log) -> None:
     for start in (0, 300):
         _append_samples(log, keyed=True, start=start)
         log.roll(now_ms=NOW_MS)
-        assert clean(log, DiskStorage(), clean_from=0, now_ms=NOW_MS) is not None
+        assert clean(log, clean_from=0, now_ms=NOW_MS) is not None
     _append_samples(log, keyed=True, count=30, start=600)
 
 

@@ -62,7 +62,7 @@ class Recording(World):
             self.disk.set_modified_ms(segment.path(LOG), segment.modified_ms)  # the clock of the history
         shutil.copytree(self.directory, copy)
         round_: dict[str, Any] = {"now_ms": self.now_ms, "delete_retention_ms": RETENTION_MS}
-        done = cleaner.clean(self.log, self.disk, clean_from=0, tombstones_below=None, **round_)
+        done = cleaner.clean(self.log, clean_from=0, tombstones_below=None, **round_)
         self.log.remove_deleted(self.now_ms)
         if done is None:
             shutil.rmtree(copy.parent)

@@ -255,7 +255,7 @@ class LogMachine(RuleBasedStateMachine):
         stable = min(self._first_open(), self.end)
         self.log.roll(now_ms=NOW)
         self.durable = self.end
-        result = cleaner.clean(self.log, self.disk, clean_from=0, now_ms=NOW)
+        result = cleaner.clean(self.log, clean_from=0, now_ms=NOW)
         self.directory.write_cleaner_offsets()
         decided = [batch for batch in self.batches if batch.base_offset < stable and not self._is_aborted(batch)]
         newest = {record.key: record.offset for batch in decided for record in batch.records}

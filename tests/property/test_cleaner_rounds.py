@@ -105,7 +105,6 @@ class World:
         legacy_due = self._legacy_due(dirty_from)
         done = cleaner.clean(
             log,
-            self.disk,
             clean_from=0,
             now_ms=self.now_ms,
             delete_retention_ms=RETENTION_MS,
@@ -264,7 +263,7 @@ def _part(world: World, buffer_bytes: int) -> bool:
     before, visible, offset = _data(log), committed_values(log), log.cleaner_offset or 0
     committed = set(_data(log, Isolation.READ_COMMITTED))
     buffer = Buffer(size_bytes=buffer_bytes)
-    done = cleaner.clean(log, world.disk, now_ms=world.now_ms, delete_retention_ms=RETENTION_MS, tombstones_below=None,
+    done = cleaner.clean(log, now_ms=world.now_ms, delete_retention_ms=RETENTION_MS, tombstones_below=None,
                          buffer=buffer)  # fmt: skip
     log.remove_deleted(world.now_ms)
     if done is None:

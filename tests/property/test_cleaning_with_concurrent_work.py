@@ -108,7 +108,6 @@ class Shop:
             try:
                 result = clean(
                     self.log,
-                    self.storage,
                     clean_from=0,
                     upto_offset=decided,
                     now_ms=1000,
@@ -268,6 +267,6 @@ def test_a_log_cleaned_during_other_changes_keeps_newest_records_and_shows_no_ga
     shop.check(is_clean=False)
     shop.log.cleaner_offset = 0
     shop.log.roll(now_ms=1000)
-    clean(shop.log, shop.storage, clean_from=0, now_ms=1000)
+    clean(shop.log, clean_from=0, now_ms=1000)
     shop.decided = end
     shop.check(is_clean=True)

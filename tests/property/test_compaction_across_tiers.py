@@ -112,7 +112,7 @@ def test_the_models_cleaner_keeps_the_same_records_as_the_real_cleaner(seed: int
         log.roll(now_ms=now_ms)
         bound = draw.choice([None, draw.randint(0, model.end)])
         mapped = {model.log[at].key: at for at in range(log.cleaner_offset or 0, model.end)}
-        cleaner.clean(log, disk, now_ms=now_ms, delete_retention_ms=RETENTION_TICKS, tombstones_below=bound)
+        cleaner.clean(log, now_ms=now_ms, delete_retention_ms=RETENTION_TICKS, tombstones_below=bound)
         model = model._replace(
             local=tuple(
                 each._replace(records=kept_records(model, each, mapped, bound, Rules())) for each in model.local

@@ -110,11 +110,11 @@ class GroupWork:
     def _mapped(self, segments: Sequence[Segment], buffer: Buffer) -> tuple[OffsetMap | None, int]:
         """Return the offset map of the segments that fit, and their count; (None, 1) if the first one does not fit."""
         end = self._group.next_offset
-        newest, count = build_offset_map(self._storage, segments, end, self._group.aborted, buffer, self._pace)
+        newest, count = build_offset_map(segments, end, self._group.aborted, buffer, self._pace)
         return (newest, count) if count else (None, 1)
 
     def _keys_of(self, segment: Segment, newest: OffsetMap | None) -> Iterator[KeyRun]:
-        mapped = self._pace.mapped(self._storage, segment)
+        mapped = self._pace.mapped(segment)
         for number, (start, end) in enumerate(slice_bounds(segment)):
             self._pace.check()
             bits = newest.bits(segment.base_offset, number) if newest is not None else None
@@ -146,13 +146,13 @@ class GroupWork:
         judge = RecordFilter(self._clean_context(), known, group.aborted)
         judge.begin(self._open_producers(segments), group.base_offset)
         judged = [
-            judge.segment(self._storage, segment, entry.next_offset, self._pace)
+            judge.segment(segment, entry.next_offset, self._pace)
             for segment, entry in zip(segments, group.entries, strict=True)
         ]
         made: list[tuple[tuple[SegmentEntry, ...], SegmentEntry | None]] = []
         entries, uploaded = list(group.entries), []
         try:
-            for together in grouped(judged, log_settings(plan.settings), self._storage, self._pace):
+            for together in grouped(judged, log_settings(plan.settings), self._pace):
                 olds, entries = tuple(entries[: len(together)]), entries[len(together) :]
                 is_changed = len(together) > 1 or (together[0].is_changed and not together[0].is_last_batch_alone)
                 new = self._uploaded(together, olds) if is_changed else None
@@ -207,7 +207,7 @@ class GroupWork:
             return {each.producer_id for each in known if each.transaction_first_offset >= 0}
         found: set[int] = set()
         for segment in segments:
-            for _, data in self._pace.slices(self._storage, segment):
+            for _, data in self._pace.slices(segment):
                 table = kernels.scan_batches(data, verify=False)
                 found.update(table.producer_ids[(table.attributes & CONTROL) != 0].tolist())
         return found
@@ -218,7 +218,7 @@ class GroupWork:
         path = join(self._directory, segment_file(base, LOG) + CLEANED)
         entries, out = IndexRows(), np.empty(kernels.REBUILT_PART_BYTES, np.uint8)
         horizon_ms = self._clean_context().horizon_ms
-        size = self._written(path, survivors(together, self._storage, self._pace, entries, horizon_ms, out))
+        size = self._written(path, survivors(together, self._pace, entries, horizon_ms, out))
         if size > POSITION_MAX:
             facts = {"base_offset": base, "size_bytes": size, "limit": POSITION_MAX}
             raise InvalidRequest(

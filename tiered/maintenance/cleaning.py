@@ -204,7 +204,6 @@ class Cleaning:
         manifest, settings = held.manifest(), self.settings
         return clean(
             held.log,
-            directory.storage,
             apart_at=manifest.next_offset if manifest is not None else 0,
             upto_offset=decision.upto_offset,
             now_ms=snapshot.now_ms,

@@ -453,7 +453,7 @@ class Adopter:
         settings = log_settings(self._effective(partition.topic))
         copy = Log.open(self._storage, place, partition, settings, now_ms=now_ms, log_start_offset=start)
         try:
-            clean(copy, self._storage, clean_from=start, now_ms=now_ms, tombstones_below=0)
+            clean(copy, clean_from=start, now_ms=now_ms, tombstones_below=0)
             copy.remove_deleted(now_ms)
             entries = [info for info in copy.segments() if not info.is_active and not info.is_empty]
             producers = {each.next_offset: each.others[PRODUCER_SNAPSHOT] for each in due}

@@ -67,8 +67,7 @@ def test_only_the_newest_record_of_every_key_remains_at_its_offset(codec: Codec)
     log = open_log(ModelDisk(), codec)
     sent = append(log, rng, 300, 20)
     log.roll(now_ms=0)
-    disk = log.storage
-    result = cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    result = cleaner.clean(log, clean_from=0, now_ms=0)
     assert result is not None
     expected = newest([(at, record.key) for at, record in enumerate(sent)])
     found = read_all(log)
@@ -84,7 +83,7 @@ def test_a_tombstone_that_is_the_newest_record_of_its_key_remains() -> None:
     log = open_log(disk)
     log.append([Record(b"a", b"1", 0), Record(b"b", b"1", 0), Record(b"a", None, 0)], now_ms=0)
     log.roll(now_ms=0)
-    cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    cleaner.clean(log, clean_from=0, now_ms=0)
     assert [(r.offset, r.key, r.value) for r in read_all(log)] == [(1, b"b", b"1"), (2, b"a", None)]
 
 
@@ -94,7 +93,7 @@ def test_the_active_segment_is_not_cleaned() -> None:
     log.append([Record(b"a", b"1", 0)], now_ms=0)
     log.roll(now_ms=0)
     log.append([Record(b"a", b"2", 0)], now_ms=0)
-    cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    cleaner.clean(log, clean_from=0, now_ms=0)
     assert [r.offset for r in read_all(log)] == [0, 1]
     assert log.cleaner_offset == 1
 
@@ -131,7 +130,7 @@ def test_a_segment_that_fills_and_rolls_during_a_pass_is_not_cleaned(
     told = Segment.max_timestamp_ms.fget
     assert told is not None
     monkeypatch.setattr(Segment, "max_timestamp_ms", property(latest))
-    cleaned = cleaner.clean(log, log.storage, upto_offset=end, now_ms=0, should_stop=roll)
+    cleaned = cleaner.clean(log, upto_offset=end, now_ms=0, should_stop=roll)
     assert cleaned is not None
     assert cleaned.cleaner_offset == end
     assert len(grown) == 7, "the test must append and roll during the pass"
@@ -162,7 +161,7 @@ def test_a_later_pass_removes_records_that_an_earlier_pass_kept() -> None:
     for _ in range(5):
         sent += append(log, rng, 60, 10)
         log.roll(now_ms=0)
-        cleaner.clean(log, disk, clean_from=0, now_ms=0)
+        cleaner.clean(log, clean_from=0, now_ms=0)
         log.remove_deleted(0)
         expected = newest([(at, record.key) for at, record in enumerate(sent)])
         assert {record.key: record.offset for record in read_all(log)} == expected
@@ -177,7 +176,7 @@ def test_segments_below_clean_from_keep_their_bytes() -> None:
     log.roll(now_ms=0)
     boundary = log.segments()[2].base_offset
     frozen = {name: bytes(i.data) for name, i in disk.names.items() if name.endswith(".log") and _base(name) < boundary}
-    cleaner.clean(log, disk, clean_from=boundary, now_ms=0)
+    cleaner.clean(log, clean_from=boundary, now_ms=0)
     assert len(frozen) == 2
     assert {name: bytes(disk.names[name].data) for name in frozen} == frozen
     assert [info.base_offset for info in log.segments()][:3] == [*sorted({_base(name) for name in frozen}), boundary]
@@ -190,7 +189,7 @@ def test_small_neighbouring_segments_are_merged_and_keep_their_offset_range() ->
     append(log, rng, 300, 5)
     log.roll(now_ms=0)
     before = len(log.segments())
-    cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    cleaner.clean(log, clean_from=0, now_ms=0)
     infos = log.segments()
     assert len(infos) == 2 < before
     assert (infos[0].base_offset, infos[0].next_offset) == (0, 300)
@@ -203,9 +202,9 @@ def test_a_pass_without_dirty_segments_has_no_effect_on_the_disk() -> None:
     log = open_log(disk)
     append(log, random.Random(7), 50, 5)
     log.roll(now_ms=0)
-    assert cleaner.clean(log, disk, clean_from=0, now_ms=0) is not None
+    assert cleaner.clean(log, clean_from=0, now_ms=0) is not None
     effects = disk.effects
-    assert cleaner.clean(log, disk, clean_from=0, now_ms=0) is None
+    assert cleaner.clean(log, clean_from=0, now_ms=0) is None
     assert disk.effects == effects
 
 
@@ -218,7 +217,7 @@ def test_a_corrupt_batch_aborts_the_pass_and_nothing_changes() -> None:
     disk.names[path].data[100] ^= 1
     before = {name: bytes(inode.data) for name, inode in disk.names.items()}
     with pytest.raises(Corrupt):
-        cleaner.clean(log, disk, clean_from=0, now_ms=0)
+        cleaner.clean(log, clean_from=0, now_ms=0)
     assert {name: bytes(inode.data) for name, inode in disk.names.items()} == before
     assert not log.cleaner_offset
 
@@ -245,7 +244,7 @@ def test_merged_segments_stay_within_segment_bytes_for_any_size_of_remaining_rec
         log.append([*small, Record(b"cold%d" % at, rng.randbytes(large_bytes), 0), *small], now_ms=0)
     log.roll(now_ms=0)
     before = len(log.segments())
-    result = cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    result = cleaner.clean(log, clean_from=0, now_ms=0)
     assert result is not None
     assert result.records_after == 41
     sizes = [info.size_bytes for info in log.segments()[:-1]]
@@ -263,7 +262,7 @@ def test_headers_count_towards_the_size_of_a_merged_segment() -> None:
     for at in range(30):
         log.append([*[Record(b"hot", b"", 0)] * 50, Record(b"c%d" % at, b"", 0, (("h", bytes(700)),))], now_ms=0)
     log.roll(now_ms=0)
-    cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    cleaner.clean(log, clean_from=0, now_ms=0)
     sizes = [info.size_bytes for info in log.segments()[:-1]]
     assert max(sizes) <= limits.segment_bytes
     assert len(sizes) == 5
@@ -277,7 +276,7 @@ def test_a_segment_above_the_limit_is_not_merged() -> None:
     log.append([Record(b"a", b"", 0)], now_ms=0)
     log.roll(now_ms=0)
     log.settings = replace(log.settings, segment_bytes=2000)
-    cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    cleaner.clean(log, clean_from=0, now_ms=0)
     assert [info.base_offset for info in log.segments()] == [0, 2, 3]
     assert [r.offset for r in read_all(log)] == [1, 2]
 
@@ -304,7 +303,7 @@ def test_merged_segments_stay_within_the_limit_if_their_records_compress_worse()
     log = tightly_packed(disk, 2)
     limit = sum(info.size_bytes for info in log.segments()[:-1]) + 3 * HEADER_BYTES
     log.settings = replace(log.settings, segment_bytes=limit)
-    cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    cleaner.clean(log, clean_from=0, now_ms=0)
     infos = log.segments()[:-1]
     assert len(infos) > 1
     assert max(info.size_bytes for info in infos) <= limit
@@ -324,7 +323,7 @@ def test_a_segment_that_grows_by_cleaning_is_cleaned_and_no_deleted_key_returns(
     log.settings = replace(log.settings, segment_bytes=1000)
     before = log.segments()[0].size_bytes
     for now_ms in range(4):
-        result = cleaner.clean(log, disk, now_ms=now_ms, delete_retention_ms=1, tombstones_below=None)
+        result = cleaner.clean(log, now_ms=now_ms, delete_retention_ms=1, tombstones_below=None)
         assert result is not None
         assert log.segments()[0].size_bytes > before > 1000
         assert b"hot" not in {record.key for record in read_all(log) if record.value is not None}
@@ -342,7 +341,7 @@ def test_a_cleaned_segment_above_the_largest_position_is_an_error_and_stays_dirt
     before = [(info.base_offset, info.size_bytes) for info in log.segments()]
     monkeypatch.setattr(cleaner, "POSITION_MAX", before[0][1])
     with pytest.raises(InvalidRequest, match="larger than the maximum segment size"):
-        cleaner.clean(log, disk, now_ms=0)
+        cleaner.clean(log, now_ms=0)
     assert not log.cleaner_offset
     assert [(info.base_offset, info.size_bytes) for info in log.segments()] == before
     assert not [name for name in disk.names if name.endswith(".cleaned")]
@@ -355,7 +354,7 @@ def test_both_indexes_of_a_merged_segment_stay_within_segment_index_bytes() -> N
     for at in range(200):
         log.append([Record(b"hot", b"", at), Record(b"cold%d" % at, b"", at)], now_ms=0)
     log.roll(now_ms=0)
-    cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    cleaner.clean(log, clean_from=0, now_ms=0)
     files = [name for name in disk.names if name.endswith("index")]
     assert max(len(disk.names[name].data) for name in files) <= 200
     assert len(read_all(log)) == 201
@@ -377,7 +376,7 @@ def test_segments_are_merged_only_if_relative_offsets_fit_the_index_entries(next
         disk.create(f"./t-0/{base:020}.log").append(batch)
     log = open_log(disk)
     log.roll(now_ms=0)
-    cleaner.clean(log, disk, clean_from=0, upto_offset=next_offset, now_ms=0)
+    cleaner.clean(log, clean_from=0, upto_offset=next_offset, now_ms=0)
     bases = [info.base_offset for info in log.segments()]
     assert bases == ([0, next_offset, next_offset + 1] if are_merged else [0, second, next_offset, next_offset + 1])
     assert [r.offset for r in read_all(log)] == [0, second, next_offset]
@@ -395,7 +394,7 @@ def test_a_segment_that_inflates_to_over_a_gibibyte_is_cleaned_in_bounded_memory
         log.append_encoded([bytearray(batch)], now_ms=0)
     log.roll(now_ms=0)
     tracemalloc.start()
-    result = cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    result = cleaner.clean(log, clean_from=0, now_ms=0)
     _now, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert result is not None
@@ -413,7 +412,7 @@ def test_a_closed_segment_that_ends_inside_a_batch_is_corrupt_and_not_changed(le
     log.roll(now_ms=0)
     del disk.names[log.segment(0).path(".log")].data[left:]
     with pytest.raises(Corrupt, match="ends inside a batch"):
-        cleaner.clean(log, disk, clean_from=0, now_ms=0)
+        cleaner.clean(log, clean_from=0, now_ms=0)
     assert len(log.segments()) == 2
 
 

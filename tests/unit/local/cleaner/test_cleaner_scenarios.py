@@ -62,7 +62,6 @@ class Story:
             self.log.cleaner_offset = 0
         done = cleaner.clean(
             self.log,
-            self.disk,
             clean_from=0,
             now_ms=now_ms,
             delete_retention_ms=delete_retention_ms,
@@ -209,7 +208,7 @@ def test_an_offset_gap_before_the_active_segment_does_not_hold_the_checkpoint_ba
     disk.create(f"./t-0/{0:020}.log").append(batch)
     disk.create(f"./t-0/{following:020}.log").append(encode_batch([(b"x", b"", NOW)], base_offset=following))
     log = Log.open(disk, "./t-0", NAME, LogSettings(), now_ms=0)
-    cleaner.clean(log, disk, clean_from=0, now_ms=NOW)
+    cleaner.clean(log, clean_from=0, now_ms=NOW)
     assert log.cleaner_offset == following
     assert [record.offset for record in log.records(0)] == [7, 8, 9, following]
 
@@ -365,7 +364,7 @@ def test_a_merged_segment_without_record_times_keeps_the_newest_modification_tim
         log.append([Record(b"a", b"v", -1)], now_ms=NOW)
         log.roll(now_ms=NOW)
     log.segment(1).modified_ms = 1_500_000_000_000  # the last of the merged segments
-    cleaner.clean(log, disk, clean_from=0, now_ms=NOW)
+    cleaner.clean(log, clean_from=0, now_ms=NOW)
     assert [record.offset for record in log.records(0)] == [1]
     assert log.segments()[0].age_timestamp_ms == log.segment(0).modified_ms == 1_500_000_000_000
     log.close()

@@ -116,7 +116,7 @@ def newest_values(log: Log) -> dict[bytes | None, bytes | None]:
 
 
 def steps_of_a_pass() -> int:
-    disk, log = filled()
+    _disk, log = filled()
     asked = 0
 
     def count() -> bool:
@@ -124,7 +124,7 @@ def steps_of_a_pass() -> int:
         asked += 1
         return False
 
-    cleaner.clean(log, disk, clean_from=0, now_ms=0, should_stop=count)
+    cleaner.clean(log, clean_from=0, now_ms=0, should_stop=count)
     return asked
 
 
@@ -137,22 +137,22 @@ def test_a_pass_aborted_at_any_step_changes_nothing_and_the_next_pass_completes(
     expected = newest_values(log)
     asked = iter([False] * step + [True])
     with pytest.raises(CleaningAborted):
-        cleaner.clean(log, disk, clean_from=0, now_ms=0, should_stop=lambda: next(asked))
+        cleaner.clean(log, clean_from=0, now_ms=0, should_stop=lambda: next(asked))
     assert log.cleaner_offset == 0
     assert not [name for name in disk.list("./t-0") if name.endswith((".cleaned", ".swap"))]
     assert newest_values(log) == expected
-    assert cleaner.clean(log, disk, clean_from=0, now_ms=0) is not None
-    whole_disk, whole = filled()
-    cleaner.clean(whole, whole_disk, clean_from=0, now_ms=0)
+    assert cleaner.clean(log, clean_from=0, now_ms=0) is not None
+    _whole_disk, whole = filled()
+    cleaner.clean(whole, clean_from=0, now_ms=0)
     assert read_all(log) == read_all(whole)
     assert log.cleaner_offset == whole.cleaner_offset
 
 
 def test_the_throttle_counts_every_byte_read_and_written() -> None:
-    disk, log = filled()
+    _disk, log = filled()
     told: list[int] = []
     clock = iter(float(at) for at in range(100))
-    done = cleaner.clean(log, disk, clean_from=0, now_ms=0, throttle=told.append, clock=lambda: next(clock))
+    done = cleaner.clean(log, clean_from=0, now_ms=0, throttle=told.append, clock=lambda: next(clock))
     assert done is not None
     assert sum(told) == done.bytes_read + done.bytes_written
     assert done.indexed_bytes == done.bytes_before
@@ -174,7 +174,7 @@ def test_a_pass_reads_its_input_twice_as_kafka_does() -> None:
     bodies = [log.segment(info.base_offset).read(0, info.size_bytes) for info in dirty]
     batches = sum(len(kernels.scan_batches(body)) for body in bodies)
     told: list[int] = []
-    done = cleaner.clean(log, disk, clean_from=0, now_ms=0, throttle=told.append)
+    done = cleaner.clean(log, clean_from=0, now_ms=0, throttle=told.append)
     assert done is not None
     assert 2 * size < done.bytes_read <= 2 * size + HEADER_BYTES * batches
     assert sum(told) == done.bytes_read + done.bytes_written

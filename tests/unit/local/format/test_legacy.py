@@ -386,7 +386,7 @@ def test_a_damaged_wrapper_aborts_the_pass_and_is_not_changed() -> None:
     disk, log = sealed(many(1, 20) + bad, LogSettings(segment_bytes=2000, is_compacted=True))
     before = {name: bytes(file.data) for name, file in disk.names.items()}
     with pytest.raises(Corrupt, match="format 0 or 1"):
-        cleaner.clean(log, disk, clean_from=0, now_ms=1)
+        cleaner.clean(log, clean_from=0, now_ms=1)
     assert {name: bytes(file.data) for name, file in disk.names.items()} == before
 
 
@@ -395,7 +395,7 @@ def test_a_segment_of_tiny_messages_may_exceed_its_limit_but_is_not_merged(magic
     body = b"".join(message(magic, at, b"%d" % at, b"", timestamp_ms=at) for at in range(60))
     disk, log = sealed(body, LogSettings(segment_bytes=len(body), index_interval_bytes=100, is_compacted=True))
     log.roll(now_ms=1)
-    done = cleaner.clean(log, disk, clean_from=0, now_ms=1)
+    done = cleaner.clean(log, clean_from=0, now_ms=1)
     assert done is not None
     assert done.bytes_after > done.bytes_before
     assert [info.base_offset for info in log.segments()] == [0, 60, 70]
@@ -420,14 +420,14 @@ def test_a_tombstone_of_an_old_format_is_removed_by_segment_age_or_gets_a_horizo
 ) -> None:
     """Kafka's rule: the segment must be older than the last clean segment by more than `delete.retention.ms`, here 4
     s."""
-    disk, log = sealed(message(1, 0, b"dead", None, timestamp_ms=1) + message(0, 1, b"alive", b"v"))
+    _disk, log = sealed(message(1, 0, b"dead", None, timestamp_ms=1) + message(0, 1, b"alive", b"v"))
     log.roll(now_ms=1)
     fill(log, 1, start=12)
     log.roll(now_ms=1)
     log.segment(0).modified_ms, log.segment(2).modified_ms = modified_ms, 9000
     log.cleaner_offset = clean_to
     rules = {"delete_retention_ms": 4000, "tombstones_below": tombstones_below}
-    cleaner.clean(log, disk, clean_from=0, now_ms=1 << 50, **rules)  # type: ignore[arg-type]
+    cleaner.clean(log, clean_from=0, now_ms=1 << 50, **rules)  # type: ignore[arg-type]
     found = read_all(log, bytes_max=1 << 20)
     assert [record.key for record in found if record.offset < 2] == ([b"dead"] if stays else []) + [b"alive"]
     table = kernels.scan_batches(log.read(0))

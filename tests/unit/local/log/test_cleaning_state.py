@@ -99,15 +99,15 @@ def test_a_pass_starts_again_only_after_every_pause_of_the_last_one_is_resumed()
 
 
 def test_a_paused_log_is_not_cleaned() -> None:
-    disk, log = filled()
+    _disk, log = filled()
     refusal = r"its cleaning state does not allow it: partition=t/0 state=paused\(1\)"
     with log.cleaning.paused(), pytest.raises(CleaningAborted, match=refusal):
-        clean(log, disk, clean_from=0, now_ms=0)
-    assert clean(log, disk, clean_from=0, now_ms=0) is not None
+        clean(log, clean_from=0, now_ms=0)
+    assert clean(log, clean_from=0, now_ms=0) is not None
 
 
 def test_a_pass_aborted_after_its_last_step_does_not_raise_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    disk, log = filled()
+    _disk, log = filled()
     real = cleaner._result
     seen: list[int | None] = []
 
@@ -121,7 +121,7 @@ def test_a_pass_aborted_after_its_last_step_does_not_raise_the_checkpoint(monkey
 
     monkeypatch.setattr(cleaner, "_result", late)
     with pytest.raises(CleaningAborted):
-        clean(log, disk, clean_from=0, now_ms=0)
+        clean(log, clean_from=0, now_ms=0)
     while not seen:
         time.sleep(0)
     assert seen == [0]
@@ -129,14 +129,14 @@ def test_a_pass_aborted_after_its_last_step_does_not_raise_the_checkpoint(monkey
 
 
 def test_a_failed_pass_does_not_block_the_next_pass() -> None:
-    disk, log = filled()
+    _disk, log = filled()
 
     def fail(size_bytes: int) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        clean(log, disk, clean_from=0, now_ms=0, throttle=fail)
-    assert clean(log, disk, clean_from=0, now_ms=0) is not None
+        clean(log, clean_from=0, now_ms=0, throttle=fail)
+    assert clean(log, clean_from=0, now_ms=0) is not None
 
 
 def test_a_truncation_at_any_step_aborts_the_pass_and_no_truncated_record_returns() -> None:
@@ -164,7 +164,7 @@ def truncated_at(step: int) -> bool:
         return False
 
     with suppress(CleaningAborted):
-        clean(log, disk, clean_from=0, now_ms=0, should_stop=truncate_at_that_step)
+        clean(log, clean_from=0, now_ms=0, should_stop=truncate_at_that_step)
     if truncation.ident is None:
         return False
     truncation.join()

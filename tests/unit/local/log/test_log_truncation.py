@@ -63,7 +63,7 @@ def test_a_truncation_inside_a_cleaned_batch_ends_the_log_at_the_offset(reopens:
     for at in range(20):
         log.append([Record(b"k%d" % key, b"v%d" % at, 5000) for key in range(10)], now_ms=1000)
     log.roll(now_ms=1000)
-    cleaner.clean(log, disk, now_ms=1000, tombstones_below=None)
+    cleaner.clean(log, now_ms=1000, tombstones_below=None)
     assert [record.offset for record in read_all(log)] == list(range(190, 200))
     assert log.truncate_to(195, now_ms=1000) == 195
     if reopens:
@@ -196,7 +196,7 @@ def test_a_truncation_lowers_a_cleaner_offset_above_it() -> None:
     log = open_log(disk, COMPACTED)
     fill(log, 100)
     log.roll(now_ms=0)
-    cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    cleaner.clean(log, clean_from=0, now_ms=0)
     assert log.cleaner_offset == 100
     log.truncate_to(95, now_ms=0)
     assert log.cleaner_offset is not None

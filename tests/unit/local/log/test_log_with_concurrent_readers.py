@@ -229,7 +229,7 @@ def seen_beside_a_cleaning(seed: int, isolation: Isolation, at: int) -> int:
     apart_at, start = rng.choice(log.segments()).base_offset, rng.randrange(log.next_offset)
     newest = {key: offset for offset, key in before.items() if offset >= start}
     onlooker = open_log(disk, read_only=True)
-    disk.act = lambda: cleaner.clean(log, disk, now_ms=0, apart_at=apart_at)
+    disk.act = lambda: cleaner.clean(log, now_ms=0, apart_at=apart_at)
     disk.looks, disk.at = 0, at
     seen = [record.offset for record in onlooker.records(start, isolation=isolation)]
     story = f"seed {seed}, before look {at}"

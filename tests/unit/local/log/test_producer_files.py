@@ -325,7 +325,7 @@ def test_an_aborted_record_never_supersedes_a_committed_one() -> None:
     put(log, 1, key=b"a")
     end(log, 1, commit=False)
     log.roll(now_ms=0)
-    cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    cleaner.clean(log, clean_from=0, now_ms=0)
     assert committed(log) == [(1, b"a", b"good")]
     assert [record.offset for record in read_all(log)] == [1]
     log.release()
@@ -343,7 +343,7 @@ def test_cleaning_stops_at_the_segment_with_the_last_stable_offset() -> None:
     log.roll(now_ms=0)
     log.append([Record(b"a", b"y", 500)], now_ms=1000)
     log.roll(now_ms=0)
-    found = cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    found = cleaner.clean(log, clean_from=0, now_ms=0)
     assert found is not None
     assert found.cleaner_offset == log.cleaner_offset == 4
     assert [record.offset for record in read_all(log)] == [3, 4, 5]
@@ -356,7 +356,7 @@ def test_a_merged_segment_has_the_transaction_index_entries_of_all_its_sources()
     end(log, 3, commit=True)
     log.roll(now_ms=0)
     before = facts(log)
-    cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    cleaner.clean(log, clean_from=0, now_ms=0)
     assert [info.base_offset for info in log.segments()] == [0, 11]
     assert names_of(disk, TXN_INDEX) == [0]
     assert names_of(disk, PRODUCER_SNAPSHOT) == [11]

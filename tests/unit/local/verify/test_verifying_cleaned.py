@@ -80,7 +80,6 @@ def cleaned(seed: int, dirty_steps: int = 0) -> tuple[ModelDisk, Log]:
         bases = [info.base_offset for info in log.segments()]
         cleaner.clean(
             log,
-            disk,
             now_ms=now_ms,
             delete_retention_ms=draw.choice([0, 1000, 10**9]),
             tombstones_below=draw.choice([None, None, 0, *bases]),

@@ -233,7 +233,7 @@ def test_compacted_topic_is_copied_cleaned_while_the_brokers_cleaner_merges(tmp_
         if between:
             broker.send(200)
             broker.log.cleaner_offset = 0
-            clean(broker.log, broker.disk, clean_from=0, now_ms=NOW)
+            clean(broker.log, clean_from=0, now_ms=NOW)
             broker.log.remove_deleted(NOW)
     broker.settle()
     found = side.tick()
@@ -578,7 +578,7 @@ def test_partly_copied_segment_is_copied_from_the_end_of_the_bucket(tmp_path: Pa
     broker.log.roll(now_ms=NOW)
     broker.log.settings = replace(SETTINGS, segment_bytes=100_000)
     broker.log.cleaner_offset = 0
-    assert clean(broker.log, broker.disk, clean_from=0, now_ms=NOW) is not None
+    assert clean(broker.log, clean_from=0, now_ms=NOW) is not None
     broker.log.remove_deleted(NOW)
     first, active = broker.log.segments()
     assert (first.base_offset, first.next_offset, active.is_active) == (0, 120, True)

@@ -73,7 +73,7 @@ def _cleaned_logs(tmp_path: Path) -> tuple[Path, list[tuple[int, bytes | None]]]
         _unique(broker, 200)
         _bursts(broker, 4)
     broker.log.roll(now_ms=NOW)
-    clean(broker.log, broker.disk, clean_from=0, now_ms=NOW)
+    clean(broker.log, clean_from=0, now_ms=NOW)
     broker.log.remove_deleted(NOW + 10**9)
     theirs = tmp_path / "theirs" / NAME.directory
     theirs.mkdir(parents=True)
