@@ -162,6 +162,10 @@ class MetadataLog:
         return self._state
 
     @property
+    def store(self) -> ObjectStore:
+        return self._store
+
+    @property
     def prefix(self) -> str:
         return self._prefix
 

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -45,7 +45,7 @@ RAW, ZSTD = 0, 1
 PLAIN, AES_256_GCM = 0, 1
 _HEADER = struct.Struct(">HBBIQQ")
 _POLYNOMIAL = 0x82F63B78  # CRC32C, reflected
-_Map = tuple[tuple[int, ...], ...]
+
 assert PART_BYTES % CHUNK_BYTES == 0
 
 
@@ -181,15 +181,13 @@ def decode_chunks(data: Body) -> ChunkTable:
 def combine(crcs: Sequence[int], lengths: Sequence[int]) -> int:
     """CRC32C of concatenated chunks, from their checksums and lengths. Source: zlib, crc32_combine.
 
-    Appending n zero bytes is a linear map of the CRC over GF(2); crc(a + b) = zeros(len(b)) crc(a) xor crc(b).
+    A CRC is a polynomial over GF(2), bit 31 its lowest power. crc(a + b) = crc(a) x^(8 len(b)) xor crc(b).
     """
     assert len(crcs) == len(lengths)
     alike = next((at for at, length in enumerate(lengths) if length != lengths[0]), len(lengths))
     whole = _combined_equal_chunks(crcs[:alike], lengths[0]) if alike else 0
     for crc, length in zip(crcs[alike:], lengths[alike:], strict=True):
-        for bit in _bits(length):
-            whole = _apply(_zeros(bit), whole)
-        whole ^= crc
+        whole = _product(_appended(length), whole) ^ crc
     return whole
 
 
@@ -197,58 +195,44 @@ def _combined_equal_chunks(crcs: Sequence[int], length: int) -> int:
     """As `combine` for chunks of one length: each pass joins all neighbouring pairs at once."""
     import numpy as np
 
-    # Leading zeros change nothing: the map of zero is zero.
+    # Leading zeros change nothing: the product with zero is zero.
     whole = np.zeros(1 << (len(crcs) - 1).bit_length(), np.uint32)
     whole[len(whole) - len(crcs) :] = crcs
+    factor = _appended(length)
     while len(whole) > 1:
-        moved = whole[0::2]
-        for bit in _bits(length):
-            tables = _zeros_arrays(bit)
-            pieces = [table[moved >> np.uint32(8 * at) & np.uint32(255)] for at, table in enumerate(tables)]
-            moved = pieces[0] ^ pieces[1] ^ pieces[2] ^ pieces[3]
-        whole, length = moved ^ whole[1::2], 2 * length
+        before, whole = whole[0::2], whole[1::2]
+        for at, products in enumerate(_products_of_bytes(factor)):
+            whole = whole ^ products[before >> np.uint32(8 * at) & np.uint32(255)]
+        factor = _product(factor, factor)
     return int(whole[0])
 
 
-def _bits(number: int) -> list[int]:
-    return [bit for bit in range(number.bit_length()) if number >> bit & 1]
+@cache
+def _appended(size_bytes: int) -> int:
+    """x^(8 size_bytes): the factor of a CRC to which so many bytes are appended."""
+    factor, power = 1 << 31, 1 << 23  # x^0, x^8
+    for digit in reversed(f"{size_bytes:b}"):
+        factor = _product(power, factor) if digit == "1" else factor
+        power = _product(power, power)
+    return factor
 
 
 @cache
-def _zeros_arrays(power: int) -> list[NDArray[np.uint32]]:
+def _products_of_bytes(factor: int) -> list[NDArray[np.uint32]]:
+    """For each byte of a CRC, the products of `factor` and the byte's 256 values."""
     import numpy as np
 
-    return [np.array(table, np.uint32) for table in _zeros(power)]
+    return [_product(factor, np.arange(256, dtype=np.uint32) << np.uint32(8 * at)) for at in range(4)]
 
 
-@cache
-def _zeros(power: int) -> _Map:
-    """The linear map that appends 2^`power` zero bytes."""
-    if power > 0:
-        return _squared(_zeros(power - 1))
-    one_bit = _map_of((_POLYNOMIAL, *(1 << bit for bit in range(31))))
-    return _squared(_squared(_squared(one_bit)))
-
-
-def _squared(linear: _Map) -> _Map:
-    return _map_of(tuple(_apply(linear, _apply(linear, 1 << bit)) for bit in range(32)))
-
-
-def _map_of(columns: Sequence[int]) -> _Map:
-    """A linear map as a table for each byte. `columns` are the images of the 32 unit vectors."""
-    tables = []
-    for first in range(0, 32, 8):
-        table = [0] * 256
-        for value in range(1, 256):
-            lowest = value & -value
-            table[value] = table[value ^ lowest] ^ columns[first + lowest.bit_length() - 1]
-        tables.append(tuple(table))
-    return tuple(tables)
-
-
-def _apply(linear: _Map, vector: int) -> int:
-    low, second, third, high = linear
-    return low[vector & 255] ^ second[vector >> 8 & 255] ^ third[vector >> 16 & 255] ^ high[vector >> 24]
+def _product(factor: int, crc: Any) -> Any:  # noqa: ANN401 - an int or an array
+    """The product of two polynomials, modulo CRC32C's; `crc` may be an array."""
+    product = crc ^ crc
+    for bit in range(31, -1, -1):
+        if factor >> bit & 1:
+            product = product ^ crc
+        crc = crc >> 1 ^ (crc & 1) * _POLYNOMIAL
+    return product
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,10 @@ Any prefix of a plan is safe: after a failure the next maintenance does the rest
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 from local.cleaner.cleaner_history import CleaningFigures
 from local.errors import Conflict, InvalidRequest, LogError
@@ -48,28 +48,22 @@ from policies.decisions import (
 )
 from policies.invariants import violations
 from policies.local_retention import local_drops
-from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from remote.gc.delayed_delete import collect_manifests, delete_due_objects, delete_due_pages
 from remote.manifest.manifest_changes import expire_pages, expire_segments
 from remote.manifest.manifest_page import Rows
-from remote.store import ObjectStore
 from tiered.maintenance.upload_and_commit import (
-    Clock,
+    Application,
     advance_entries,
     copy_in_groups,
     copy_in_one_commit,
-    no_time,
     replace_remote,
 )
 from tiered.partition.partition import Partition, disable_tier_of
 from tiered.partition.tier_state import TierAction
 from tiered.views.view_building import ViewWork, build_view
 
-_log = logging.getLogger(__name__)
-
 Progress = Callable[[Decision], None]
-Clean = Callable[[Partition, LogDirectory, CleanLog], CleaningFigures | None]
 Decide = Callable[[PartitionSnapshot], Sequence[Decision]]
 
 
@@ -112,136 +106,81 @@ class Applied:
     cleaned: tuple[CleaningFigures, ...] = ()
 
 
-@dataclass(slots=True)
-class _Round:
-    """One application of decisions. `rules` are the rules of the plan or of its last check.
-
-    `where` is called under the partition's lock, because a partition may move between two decisions.
-    """
-
-    partition: Partition
-    rules: PartitionRules
-    where: Callable[[], LogDirectory]
-    store: ObjectStore | None
-    now_ms: int
-    should_stop: Callable[[], bool]
-    clean: Clean = lambda partition, directory, decision: None  # only maintenance cleans, no task
-    clock: Clock = no_time
-    done: list[Decision] = field(default_factory=list)
-    skipped: list[Decision] = field(default_factory=list)
-    cleaned: list[CleaningFigures] = field(default_factory=list)
-
-    @property
-    def directory(self) -> LogDirectory:
-        return self.where()
-
-    def stops_uploads(self) -> bool:
-        return self.should_stop() or self.partition.is_paused_now()
-
-    def applied(self) -> Applied:
-        return Applied(done=tuple(self.done), skipped=tuple(self.skipped), cleaned=tuple(self.cleaned))
-
-
 def apply_partition(
-    partition: Partition,
+    state: Application,
     decisions: Sequence[Decision],
     *,
-    directory: LogDirectory,
-    store: ObjectStore | None,
-    now_ms: int,
-    clean: Clean,
     progress: Progress = lambda decision: None,
-    should_stop: Callable[[], bool] = lambda: False,
     drops_copied: bool = False,
-    rules: PartitionRules | None = None,
 ) -> Applied:
-    """Apply one partition's decisions in order.
+    """Apply one partition's decisions in order; with `drops_copied` also drop what the copies made droppable.
 
     Raises InvalidRequest, before any effect, for an unsound plan. Raises the errors of the disk and the store; earlier
     effects remain and are safe. Waits for a running task.
-
-    | parameter | meaning |
-    |---|---|
-    | `should_stop` | called before each run of decisions of one kind, and before each copy |
-    | `clean` | does a cleaning (`tiered.maintenance.cleaning`) |
-    | `drops_copied` | also drop the segments that the copies made droppable, beyond the plan |
-    | `rules` | those of the plan (None: the current ones); with other rules now, nothing is expired or deleted |
     """
+    partition = state.partition
     with partition.tier_lock, partition.lock:
-        state = _Round(partition, rules or partition.rules, lambda: directory, store, now_ms, should_stop, clean)
+        state.rules = state.rules or partition.rules
         partition.check_not_stopped()
-        _check(partition.snapshot(now_ms), decisions)
+        _check(partition.snapshot(state.now_ms), decisions)
         _apply_all(state, decisions, progress)
-        if drops_copied and not should_stop() and any(isinstance(each, CopySegment) for each in state.done):
+        if drops_copied and not state.should_stop() and any(isinstance(each, CopySegment) for each in state.done):
             _drop_copied(state)
-        return state.applied()
+        return _applied(state)
 
 
-def apply_on_disk(
-    partition: Partition,
-    decide: Decide,
-    *,
-    directory: LogDirectory,
-    now_ms: int,
-    clean: Clean,
-    should_stop: Callable[[], bool],
-) -> Applied | None:
+def apply_on_disk(state: Application, decide: Decide) -> Applied | None:
     """Apply the decisions of `decide` on a tiered partition's disk, in parallel to a task.
 
     `decide` is called under the lock. Never waits: returns None if another thread has the partition. Raises as
     `apply_partition`.
     """
+    partition = state.partition
     if not partition.lock.acquire(blocking=False):
         return None
     try:
-        state = _Round(partition, partition.rules, lambda: directory, None, now_ms, should_stop, clean)
+        state.rules = partition.rules
         partition.check_not_stopped()
-        snapshot = partition.snapshot(now_ms, may_ask=False)
+        snapshot = partition.snapshot(state.now_ms, may_ask=False)
         decisions = decide(snapshot)
         _check(snapshot, decisions)
         _apply_all(state, decisions)
-        return state.applied()
+        return _applied(state)
     finally:
         partition.lock.release()
 
 
-def apply_in_task(
-    partition: Partition,
-    decide: Decide,
-    *,
-    where: Callable[[], LogDirectory],
-    store: ObjectStore | None,
-    now_ms: int,
-    should_stop: Callable[[], bool],
-    clock: Clock,
-) -> Applied | None:
+def apply_in_task(state: Application, decide: Decide) -> Applied | None:
     """Apply the decisions of `decide` without holding the partition's lock during store requests.
 
     The caller holds `tier_lock`. Rolls and cleanings are left out; copied segments are dropped. Segments are marked
     (`Uploads.copying`) until their commit. Returns None, with nothing done, if maintenance has the partition. Raises as
     `apply_partition`, but decisions after a failed upload are applied first.
     """
-    known: dict[str, Rows] = {}
-    partition.snapshot(now_ms, known=known)  # sends its requests here, so that none is sent under the lock
+    partition, known = state.partition, dict[str, Rows]()
+    partition.snapshot(state.now_ms, known=known)  # sends its requests here, so that none is sent under the lock
     if not partition.lock.acquire(blocking=False):
         return None
     try:
         if partition.log.cleaning.now.state is State.IN_PROGRESS:
             return None
-        snapshot = partition.snapshot(now_ms, may_ask=False, known=known)
-        decisions, rules = decide(snapshot), snapshot.rules
+        snapshot = partition.snapshot(state.now_ms, may_ask=False, known=known)
+        decisions, state.rules = decide(snapshot), snapshot.rules
         _check(snapshot, decisions)
         partition.uploads.mark_copying([each.base_offset for each in decisions if isinstance(each, UPLOADS)])
     finally:
         partition.lock.release()
-    state = _Round(partition, rules, where, store, now_ms, should_stop, clock=clock)
     try:
         _apply_in_turn(state, decisions)
     finally:
         partition.uploads.unmark_copying()
-    if not should_stop() and any(isinstance(each, UPLOADS) for each in state.done):
+    if not state.should_stop() and any(isinstance(each, UPLOADS) for each in state.done):
         _drop_copied(state)
-    return state.applied()
+    return _applied(state)
+
+
+def _applied(state: Application) -> Applied:
+    return Applied(done=tuple(state.done), skipped=tuple(state.skipped), cleaned=tuple(state.cleaned))
 
 
 def _check(snapshot: PartitionSnapshot, decisions: Sequence[Decision]) -> None:
@@ -250,14 +189,14 @@ def _check(snapshot: PartitionSnapshot, decisions: Sequence[Decision]) -> None:
         raise InvalidRequest(f"invalid plan, {broken[0]}", partition=snapshot.partition, broken=len(broken))
 
 
-def _apply_all(state: _Round, decisions: Sequence[Decision], progress: Progress = lambda decision: None) -> None:
+def _apply_all(state: Application, decisions: Sequence[Decision], progress: Progress = lambda decision: None) -> None:
     for _, together in groupby(decisions, key=type):
         if state.should_stop():
             break
         _apply_run(state, list(together), progress)
 
 
-def _apply_in_turn(state: _Round, decisions: Sequence[Decision]) -> None:
+def _apply_in_turn(state: Application, decisions: Sequence[Decision]) -> None:
     """As `_apply_all`, but raises a failed upload last: it must not block expiry and deletion."""
     failed_upload: LogError | None = None
     for _, together in groupby(decisions, key=type):
@@ -276,106 +215,60 @@ def _apply_in_turn(state: _Round, decisions: Sequence[Decision]) -> None:
         raise failed_upload
 
 
-def _drop_copied(state: _Round) -> None:
+def _drop_copied(state: Application) -> None:
     snapshot = state.partition.snapshot(state.now_ms, may_ask=False)
     for decision in local_drops(snapshot) if not replacements(snapshot) else ():
-        _record(state, [decision], [decision] if _drop(state, decision) else [])
+        state.record([decision], [decision] if _drop(state, decision) else [])
 
 
-def _apply_run(state: _Round, run: Sequence[Decision], progress: Progress) -> None:
+def _apply_run(state: Application, run: Sequence[Decision], progress: Progress) -> None:
     is_held_up = isinstance(run[0], PAUSED) and state.partition.is_paused_now()
     action = ACTIONS.get(type(run[0]))
     is_forbidden = action is not None and not _may(state.partition, action)
     # A task may have waited long for the store since its decision: a retention raised since then must hold.
     if is_held_up or is_forbidden or (isinstance(run[0], ENDING) and state.partition.rules != state.rules):
-        _record(state, run, [])
+        state.record(run, [])
         return
     for decision in run:
         progress(decision)
-    match run[0]:
-        case ExpireRemote():
-            _record(state, run, _expire(state, [each for each in run if isinstance(each, ExpireRemote)]))
-        case ExpirePage():
-            _record(state, run, _expire_pages(state, [each for each in run if isinstance(each, ExpirePage)]))
-        case DeletePending() | DeletePage():
-            due = [each for each in run if isinstance(each, DeletePending | DeletePage)]
-            _record(state, run, _delete(state, due))
-        case AdvanceCleanedOffset():
-            raised = [each for each in run if isinstance(each, AdvanceCleanedOffset)]
-            _record(state, run, advance_entries(state.partition, state.store, raised, now_ms=state.now_ms))
-        case CopySegment() if state.partition.rules.cleanup_compact:
-            copies = [each for each in run if isinstance(each, CopySegment)]
-            now_ms, stop = state.now_ms, state.stops_uploads
-            _record(
-                state, run, copy_in_one_commit(state.partition, state.store, copies, now_ms=now_ms, should_stop=stop)
-            )
-        case CopySegment():
-            _copy(state, [each for each in run if isinstance(each, CopySegment)])
-        case _:
-            for decision in run:
-                _record(state, [decision], [decision] if _apply_one(state, decision) else [])
+    kind = type(run[0])
+    if kind is CopySegment:
+        _copy(state, run)
+    elif kind in _RUNS:
+        state.record(run, _RUNS[kind](state, run))
+    else:
+        for decision in run:
+            state.record([decision], [decision] if _SINGLE[kind](state, decision) else [])
 
 
-def _apply_one(state: _Round, decision: Decision) -> bool:
-    """True if done, False if the state changed and the decision no longer applies."""
-    match decision:
-        case RollActive():
-            return _roll(state, decision)
-        case CleanLog():
-            return _clean(state, decision)
-        case ReplaceRemote():
-            return replace_remote(state.partition, state.store, decision, now_ms=state.now_ms)
-        case DropLocal():
-            return _drop(state, decision)
-        case BuildView():
-            return _build_view(state, decision)
-        case AdvanceLogStart():
-            return _advance(state, decision)
-        case DisableTier():
-            return disable_tier_of(state.partition, state.where, decision.offset, now_ms=state.now_ms)
-        case CollectManifests():
-            return _collect(state, decision)
-        case CopySegment() | AdvanceCleanedOffset() | ExpireRemote() | ExpirePage() | DeletePending() | DeletePage():
-            raise AssertionError("applied in runs")
-
-
-def _record(state: _Round, run: Sequence[Decision], done: Sequence[Decision]) -> None:
-    state.done += done
-    known = {id(decision) for decision in done}  # there may be thousands
-    state.skipped += [decision for decision in run if id(decision) not in known]
-    for decision in done:
-        _log.info("applied: partition=%s decision=%s", state.partition.name, decision)
-
-
-def _roll(state: _Round, decision: RollActive) -> bool:
+def _roll(state: Application, decision: RollActive) -> bool:
     log = state.partition.log
     return log.segments()[-1].base_offset == decision.base_offset and log.roll(now_ms=state.now_ms)
 
 
-def _clean(state: _Round, decision: CleanLog) -> bool:
+def _clean(state: Application, decision: CleanLog) -> bool:
     if state.partition.uploads.copying or not state.partition.allows(TierAction.CLEAN):
         return False  # a segment being copied must not change, and the remote end must be known
-    result = state.clean(state.partition, state.directory, decision)
+    result = state.clean(state.partition, state.where(), decision)
     if result is not None:
         state.cleaned.append(result)
     return result is not None
 
 
-def _copy(state: _Round, run: Sequence[CopySegment]) -> None:
+def _copy(state: Application, run: Sequence[Any]) -> None:
+    if state.partition.rules.cleanup_compact:
+        state.record(run, copy_in_one_commit(state, run))
+        return
     before = len(state.done)
-    copy_in_groups(
-        state.partition,
-        state.store,
-        run,
-        lambda done: _record(state, done, done),
-        now_ms=state.now_ms,
-        should_stop=state.stops_uploads,
-        clock=state.clock,
-    )
-    _record(state, run[len(state.done) - before :], [])
+    copy_in_groups(state, run)
+    state.record(run[len(state.done) - before :], [])
 
 
-def _drop(state: _Round, decision: DropLocal) -> bool:
+def _disable(state: Application, decision: DisableTier) -> bool:
+    return disable_tier_of(state.partition, state.where, decision.offset, now_ms=state.now_ms)
+
+
+def _drop(state: Application, decision: DropLocal) -> bool:
     partition = state.partition
     with partition.lock:
         partition.check_not_stopped()
@@ -397,13 +290,14 @@ def _drop(state: _Round, decision: DropLocal) -> bool:
         return dropped > 0
 
 
-def _build_view(state: _Round, decision: BuildView) -> bool:
-    if state.store is None and not state.partition.keeps_views_on_disk:
+def _build_view(state: Application, decision: BuildView) -> bool:
+    metadata = state.partition.metadata
+    if metadata is None and not state.partition.keeps_views_on_disk:
         return False
     work = ViewWork(
         name=decision.view,
-        store=state.store,
-        storage=state.directory.storage,
+        store=metadata.store if metadata is not None else None,
+        storage=state.where().storage,
         now_ms=state.now_ms,
         accepts_loss=decision.accepts_loss,
         should_stop=state.should_stop,
@@ -411,7 +305,7 @@ def _build_view(state: _Round, decision: BuildView) -> bool:
     return build_view(state.partition, work) is not None
 
 
-def _advance(state: _Round, decision: AdvanceLogStart) -> bool:
+def _advance(state: Application, decision: AdvanceLogStart) -> bool:
     snapshot = state.partition.snapshot(state.now_ms)
     reach = held_from(snapshot)
     if reach is not None and decision.offset > max(reach, snapshot.log_start_offset):
@@ -421,7 +315,7 @@ def _advance(state: _Round, decision: AdvanceLogStart) -> bool:
         if state.partition.is_deleted:
             return False  # the name may belong to another topic now
         state.partition.check_not_stopped()
-        is_raised = advance_log_start(state.partition, state.directory, decision.offset, now_ms=state.now_ms)
+        is_raised = advance_log_start(state.partition, state.where(), decision.offset, now_ms=state.now_ms)
         return is_raised or is_committed
 
 
@@ -448,7 +342,7 @@ def advance_log_start(partition: Partition, directory: LogDirectory, offset: int
     return True
 
 
-def _expire(state: _Round, run: Sequence[ExpireRemote]) -> list[Decision]:
+def _expire(state: Application, run: Sequence[ExpireRemote]) -> list[Decision]:
     metadata, manifest = state.partition.metadata, state.partition.manifest()
     if metadata is None or manifest is None or not run:
         return []
@@ -461,7 +355,7 @@ def _expire(state: _Round, run: Sequence[ExpireRemote]) -> list[Decision]:
     return list(due)
 
 
-def _expire_pages(state: _Round, run: Sequence[ExpirePage]) -> list[Decision]:
+def _expire_pages(state: Application, run: Sequence[ExpirePage]) -> list[Decision]:
     metadata, manifest = state.partition.metadata, state.partition.manifest()
     if metadata is None or manifest is None:
         return []
@@ -471,19 +365,40 @@ def _expire_pages(state: _Round, run: Sequence[ExpirePage]) -> list[Decision]:
     return list(due)
 
 
-def _delete(state: _Round, run: Sequence[DeletePending | DeletePage]) -> list[Decision]:
-    metadata, store, pins = state.partition.metadata, state.store, state.partition.pins
-    if metadata is None or store is None or pins is None:
+def _delete(state: Application, run: Sequence[DeletePending | DeletePage]) -> list[Decision]:
+    metadata, pins = state.partition.metadata, state.partition.pins
+    if metadata is None or pins is None:
         return []
     delete_due = delete_due_objects if isinstance(run[0], DeletePending) else delete_due_pages
     keys = [decision.key for decision in run]
-    deleted = delete_due(store, state.partition.prefix, metadata, pins, keys, state.now_ms)
+    deleted = delete_due(metadata.store, state.partition.prefix, metadata, pins, keys, state.now_ms)
     return [decision for decision in run if decision.key in deleted]
 
 
-def _collect(state: _Round, decision: CollectManifests) -> bool:
-    metadata, store = state.partition.metadata, state.store
-    if metadata is None or store is None:
+def _collect(state: Application, decision: CollectManifests) -> bool:
+    metadata = state.partition.metadata
+    if metadata is None:
         return False
-    collect_manifests(store, state.partition.prefix, metadata, decision.upto_sequence, now_ms=state.now_ms)
+    collect_manifests(metadata.store, state.partition.prefix, metadata, decision.upto_sequence, now_ms=state.now_ms)
     return True
+
+
+# Decisions that are applied in runs of one kind; the result is the decisions that were done.
+_RUNS: dict[type[Decision], Callable[[Application, Sequence[Any]], Sequence[Decision]]] = {
+    ExpireRemote: _expire,
+    ExpirePage: _expire_pages,
+    DeletePending: _delete,
+    DeletePage: _delete,
+    AdvanceCleanedOffset: advance_entries,
+}
+# Decisions that are applied one by one. False if the state changed and the decision no longer applies.
+_SINGLE: dict[type[Decision], Callable[[Application, Any], bool]] = {
+    RollActive: _roll,
+    CleanLog: _clean,
+    ReplaceRemote: replace_remote,
+    DropLocal: _drop,
+    BuildView: _build_view,
+    AdvanceLogStart: _advance,
+    DisableTier: _disable,
+    CollectManifests: _collect,
+}

@@ -28,10 +28,11 @@ from policies.plan import plan as plan_snapshots
 from policies.plan import plan_partition
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
-from tiered.maintenance.apply import Applied, Clean, Decide, apply_on_disk, apply_partition
+from tiered.maintenance.apply import Applied, Decide, apply_on_disk, apply_partition
 from tiered.maintenance.cleaning import Cleaning, reset_misplaced
 from tiered.maintenance.delete_records import DeletedRecords, delete_records
 from tiered.maintenance.remote_tasks import Due, RemoteTasks, due_tasks, on_disk
+from tiered.maintenance.upload_and_commit import Application, Clean
 from tiered.partition.partition import Partition
 from tiered.partition.partition_table import PartitionTable
 from tiered.read.view_places import maintain_views
@@ -132,18 +133,15 @@ class Maintenance:
                 busy(name)
                 return None
             try:
-                applied = apply_partition(
-                    held,
-                    decisions,
-                    directory=self._directories.of(name),
-                    store=self._opener.store,
+                state = Application(
+                    partition=held,
                     now_ms=plan.now_ms,
-                    clean=partial(self.cleaning.clean, now_ms=plan.now_ms, should_stop=must_let_go),
-                    progress=partial(progress, name),
+                    where=lambda: self._directories.of(name),
                     should_stop=should_stop,
-                    drops_copied=drops_copied,
+                    clean=partial(self.cleaning.clean, now_ms=plan.now_ms, should_stop=must_let_go),
                     rules=rules.get(name),
                 )
+                applied = apply_partition(state, decisions, progress=partial(progress, name), drops_copied=drops_copied)
                 self._table.forget(name)
             except LogError as error:
                 if isinstance(error, Unavailable):
@@ -302,10 +300,14 @@ class Maintenance:
         should_stop: ShouldStop = lambda: False,
     ) -> Applied | None:
         try:
-            partition, directory = self._table.find(name), self._directories.of(name)
-            return apply_on_disk(
-                partition, decide, directory=directory, now_ms=now_ms, clean=clean, should_stop=should_stop
+            state = Application(
+                partition=self._table.find(name),
+                now_ms=now_ms,
+                where=lambda: self._directories.of(name),
+                should_stop=should_stop,
+                clean=clean,
             )
+            return apply_on_disk(state, decide)
         except LogError as error:
             self._table.note(name, error)
             return None

@@ -64,7 +64,7 @@ from policies.remote_retention import page_to_know
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import completes_commit
 from tiered.maintenance.apply import SENDING, apply_in_task
-from tiered.maintenance.upload_and_commit import Clock
+from tiered.maintenance.upload_and_commit import Application, Clock
 from tiered.partition.partition import Partition
 from tiered.partition.partition_table import PartitionTable
 from tiered.topics.topic_admin import TopicDeletion
@@ -212,15 +212,14 @@ class RemoteTasks:
             turns.append((choose(planned), planned))
             return turns[-1][0].decisions
 
-        applied = apply_in_task(
-            held,
-            decide,
-            where=lambda: self._directories.of(held.name),
-            store=self._opener.store,
+        state = Application(
+            partition=held,
             now_ms=now_ms,
+            where=lambda: self._directories.of(held.name),
             should_stop=lambda: self._must_stop(held),
             clock=self._clock,
         )
+        applied = apply_in_task(state, decide)
         if applied is None:
             return False
         held.check_not_fenced()

@@ -26,14 +26,18 @@ Every record stays readable: before the commit through the disk or the old entri
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from local.cleaner.cleaner_history import CleaningFigures
 from local.errors import Conflict, LogError, NotFound, Unavailable
 from local.facts import SegmentInfo
+from local.logdirs.log_dir import LogDirectory
 from policies.compaction import replacements
-from policies.decisions import AdvanceCleanedOffset, CopySegment, ReplaceRemote
+from policies.decisions import AdvanceCleanedOffset, CleanLog, CopySegment, Decision, ReplaceRemote
+from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import completes_commit
 from remote.gc.object_deletion import DeleteReason, delete_objects
@@ -48,14 +52,15 @@ from remote.manifest.manifest_changes import (
 )
 from remote.manifest.page_out import keys_of
 from remote.segment_entry import SegmentEntry
-from remote.store import ObjectStore
 from remote.upload.segment_upload import copy_segment
 from tiered.partition.partition import Partition
 from tiered.partition.segment_inspection import count_records, segment_to_copy
 
+_log = logging.getLogger(__name__)
+
 COMMIT_S = 1.0  # longest wait of an upload for others to share a commit with
 Clock = Callable[[], float]
-OnCommitted = Callable[[Sequence[CopySegment]], None]
+Clean = Callable[[Partition, LogDirectory, CleanLog], CleaningFigures | None]
 
 
 def no_time() -> float:
@@ -63,11 +68,45 @@ def no_time() -> float:
     return 0.0
 
 
+@dataclass(slots=True, kw_only=True)
+class Application:
+    """One application of decisions to a partition, and its effects so far.
+
+    | field | meaning |
+    |---|---|
+    | `where` | the log directory; called under the partition's lock, because the partition may move |
+    | `should_stop` | called before each run of decisions of one kind, and before each copy |
+    | `clean` | does a cleaning (`tiered.maintenance.cleaning`); only maintenance cleans, no task |
+    | `rules` | those of the plan (None: the current ones); with other rules now, nothing is expired or deleted |
+    """
+
+    partition: Partition
+    now_ms: int
+    where: Callable[[], LogDirectory]
+    should_stop: Callable[[], bool] = lambda: False
+    clean: Clean = lambda partition, directory, decision: None
+    clock: Clock = no_time
+    rules: PartitionRules | None = None
+    done: list[Decision] = field(default_factory=list)
+    skipped: list[Decision] = field(default_factory=list)
+    cleaned: list[CleaningFigures] = field(default_factory=list)
+
+    def stops_uploads(self) -> bool:
+        return self.should_stop() or self.partition.is_paused_now()
+
+    def record(self, run: Sequence[Decision], done: Sequence[Decision]) -> None:
+        """Record that the decisions `done` of `run` were applied, and the others skipped."""
+        self.done += done
+        known = {id(decision) for decision in done}  # there may be thousands
+        self.skipped += [decision for decision in run if id(decision) not in known]
+        for decision in done:
+            _log.info("applied: partition=%s decision=%s", self.partition.name, decision)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CommitContext:
     partition: Partition
     metadata: MetadataLog
-    store: ObjectStore
     manifest: Manifest
     snapshot: PartitionSnapshot
 
@@ -83,30 +122,22 @@ class _Group:
     entries: list[SegmentEntry] = field(default_factory=list)
 
 
-def copy_in_groups(
-    partition: Partition,
-    store: ObjectStore | None,
-    run: Sequence[CopySegment],
-    on_committed: OnCommitted,
-    *,
-    now_ms: int,
-    should_stop: Callable[[], bool],
-    clock: Clock = no_time,
-) -> None:
-    """Upload the segments of `run` and commit them in groups; `on_committed` gets each group's decisions.
+def copy_in_groups(state: Application, run: Sequence[CopySegment]) -> None:
+    """Upload the segments of `run`, commit them in groups, and record each group as done.
 
-    Ends at the first changed segment, and at `should_stop`. Raises an upload error after the commit of earlier uploads.
+    Ends at the first changed segment, and at `stops_uploads`. Raises an upload error after the commit of earlier
+    uploads.
     """
-    context = _commit_context(partition, store, now_ms)
+    context = _commit_context(state)
     if context is None:
         return
     group, reached = _Group(), 0
     try:
         for decision in run:
-            info = None if should_stop() else _next_to_copy(context, decision, reached)
+            info = None if state.stops_uploads() else _next_to_copy(context, decision, reached)
             if info is None:
                 break
-            began_s = clock()
+            began_s = state.clock()
             entry = _uploaded(context, info)
             if entry is None:
                 break
@@ -117,47 +148,40 @@ def copy_in_groups(
             group.decisions.append(decision)
             group.size_bytes += info.size_bytes
             reached = info.next_offset
-            if completes_commit(len(group.entries), group.size_bytes) or clock() - group.began_s >= COMMIT_S:
+            if completes_commit(len(group.entries), group.size_bytes) or state.clock() - group.began_s >= COMMIT_S:
                 full, group = group, _Group()
-                _commit_group(context, full, on_committed)
+                _commit_group(context, full, state)
     except LogError as error:
         if not isinstance(error, Conflict):
             with suppress(Unavailable):  # then they stay notes
-                _commit_group(context, group, on_committed)
+                _commit_group(context, group, state)
         raise
-    _commit_group(context, group, on_committed)
+    _commit_group(context, group, state)
 
 
-def copy_in_one_commit(
-    partition: Partition,
-    store: ObjectStore | None,
-    run: Sequence[CopySegment],
-    *,
-    now_ms: int,
-    should_stop: Callable[[], bool],
-) -> list[CopySegment]:
-    """Upload and commit all of `run` in one commit; none if the state changed, or at `should_stop`."""
-    context = _commit_context(partition, store, now_ms)
+def copy_in_one_commit(state: Application, run: Sequence[CopySegment]) -> list[CopySegment]:
+    """Upload and commit all of `run` in one commit; none if the state changed, or at `stops_uploads`."""
+    context = _commit_context(state)
     infos = _whole(context, run) if context is not None else []
     if context is None or not infos:
         return []
     cut = min(context.snapshot.clean_cut, infos[-1].next_offset)
     uploads = []
     for info in infos:
-        entry = None if should_stop() else _uploaded(context, info)
+        entry = None if state.stops_uploads() else _uploaded(context, info)
         if entry is None:
             return []
         uploads.append(entry)
-    if partition.is_deleted:
+    if state.partition.is_deleted:
         _discard(context, uploads)
         return []
     _commit(context, add_segments([replace(entry, cleaned_through=cut) for entry in uploads]), infos)
     return list(run)
 
 
-def replace_remote(partition: Partition, store: ObjectStore | None, decision: ReplaceRemote, *, now_ms: int) -> bool:
+def replace_remote(state: Application, decision: ReplaceRemote) -> bool:
     """Upload a segment and commit its entry in the place of others; False if the state changed."""
-    context = _commit_context(partition, store, now_ms)
+    context = _commit_context(state)
     if context is None or not _is_still_due(context, decision):
         return False
     info = _closed(context.snapshot, decision.base_offset)
@@ -169,14 +193,12 @@ def replace_remote(partition: Partition, store: ObjectStore | None, decision: Re
     return True
 
 
-def advance_entries(
-    partition: Partition, store: ObjectStore | None, run: Sequence[AdvanceCleanedOffset], *, now_ms: int
-) -> list[AdvanceCleanedOffset]:
+def advance_entries(state: Application, run: Sequence[AdvanceCleanedOffset]) -> list[AdvanceCleanedOffset]:
     """Record as clean, in one commit, the entries with as many records as their local segments.
 
     Cleaning only removes records, so equal counts mean equal records. The other segments are noted as shrunk.
     """
-    context = _commit_context(partition, store, now_ms)
+    context = _commit_context(state)
     if context is None:
         return []
     entries = {entry.ulid: entry for entry in context.manifest.segments}
@@ -184,11 +206,11 @@ def advance_entries(
     for decision in run:
         if not _is_still_due(context, decision):
             continue
-        segment = partition.log.segment(decision.base_offset)
+        segment = state.partition.log.segment(decision.base_offset)
         if count_records(segment) == sum(entries[ulid].record_count for ulid in decision.ulids):
             done.append(decision)
         else:
-            partition.uploads.shrunk[decision.base_offset] = segment
+            state.partition.uploads.shrunk[decision.base_offset] = segment
     if done:
         cut = min(decision.cleaned_through for decision in done)
         ulids = [ulid for decision in done for ulid in decision.ulids]
@@ -196,13 +218,13 @@ def advance_entries(
     return done
 
 
-def _commit_context(partition: Partition, store: ObjectStore | None, now_ms: int) -> _CommitContext | None:
-    metadata, manifest = partition.metadata, partition.manifest()
-    if metadata is None or manifest is None or store is None:
+def _commit_context(state: Application) -> _CommitContext | None:
+    metadata, manifest = state.partition.metadata, state.partition.manifest()
+    if metadata is None or manifest is None:
         return None
     # The caller itself copies the marked segments.
-    snapshot = replace(partition.snapshot(now_ms), copying=frozenset())
-    return _CommitContext(partition=partition, metadata=metadata, store=store, manifest=manifest, snapshot=snapshot)
+    snapshot = replace(state.partition.snapshot(state.now_ms), copying=frozenset())
+    return _CommitContext(partition=state.partition, metadata=metadata, manifest=manifest, snapshot=snapshot)
 
 
 def _next_to_copy(context: _CommitContext, decision: CopySegment, uploaded_upto: int) -> SegmentInfo | None:
@@ -223,12 +245,12 @@ def _leaves_hole(partition: Partition, info: SegmentInfo, copied_upto: int) -> b
     )
 
 
-def _commit_group(context: _CommitContext, group: _Group, on_committed: OnCommitted) -> None:
+def _commit_group(context: _CommitContext, group: _Group, state: Application) -> None:
     if group.entries and context.partition.is_deleted:
         _discard(context, group.entries)
     elif group.entries:
         _commit(context, add_segments(group.entries), group.infos)
-        on_committed(group.decisions)
+        state.record(group.decisions, group.decisions)
 
 
 def _discard(context: _CommitContext, entries: Sequence[SegmentEntry]) -> None:
@@ -236,7 +258,7 @@ def _discard(context: _CommitContext, entries: Sequence[SegmentEntry]) -> None:
     uploads = context.partition.uploads.items().values()
     tried = {each.entry.ulid for each in uploads if each.may_be_committed}
     keys = keys_of(entry for entry in entries if entry.ulid not in tried)
-    delete_objects(context.store, context.partition.prefix, keys, DeleteReason.OWN_UPLOAD)
+    delete_objects(context.metadata.store, context.partition.prefix, keys, DeleteReason.OWN_UPLOAD)
 
 
 def _whole(context: _CommitContext, run: Sequence[CopySegment]) -> list[SegmentInfo]:
@@ -274,7 +296,7 @@ def _uploaded(context: _CommitContext, info: SegmentInfo) -> SegmentEntry | None
         return known.entry
     try:
         entry = copy_segment(
-            context.store,
+            context.metadata.store,
             partition.prefix,
             segment_to_copy(partition.log, info),
             epoch=manifest.epoch,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from fault_store import Fault, FaultStore, Killed
@@ -14,7 +15,7 @@ from manager_world import NAME, NOW, TIERED, World, send, settle, values
 from local.errors import Unavailable
 from policies.cost.plan_cost import plan_cost
 from policies.cost.prices import BUILT_IN
-from policies.decisions import CopySegment
+from policies.decisions import CopySegment, Decision
 from policies.tiering import COMMIT_BYTES, COMMIT_SEGMENTS_MAX, commits_of
 from remote.keys import MANIFESTS
 from remote.manifest.commit_protocol import MetadataLog
@@ -22,7 +23,7 @@ from remote.manifest.manifest import Manifest
 from remote.store import UploadSource
 from remote.store.memory_store import MemoryStore
 from tiered.jobs.key_rotation import rotate_keys
-from tiered.maintenance.upload_and_commit import copy_in_groups, copy_in_one_commit
+from tiered.maintenance.upload_and_commit import Application, copy_in_groups, copy_in_one_commit
 from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog
 
@@ -105,17 +106,30 @@ def test_plan_cost_counts_shared_commits(world: World) -> None:
         assert (cost.sum_of("puts"), cost.sum_of("gets")) == (sent.puts, sent.gets)
 
 
+class _Groups(Application):
+    """Notes the size of each group of copies."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**fields)
+        self.groups: list[int] = []
+
+    def record(self, run: Sequence[Decision], done: Sequence[Decision]) -> None:
+        self.groups.append(len(done))
+        super().record(run, done)
+
+
 def test_upload_waits_at_most_a_second_for_a_shared_commit(world: World) -> None:
     with _backlog(world, 10) as manager:
-        copies, held, seconds, told = _copies(manager), manager.partitions.find(NAME), [0.0], []
+        copies, held, seconds = _copies(manager), manager.partitions.find(NAME), [0.0]
 
         def clock() -> float:
             seconds[0] += 0.15  # the clock is read twice per segment
             return seconds[0]
 
-        copy_in_groups(held, world.store, copies, told.append, now_ms=NOW, should_stop=lambda: False, clock=clock)
-        assert [each for some in told for each in some] == copies
-        assert 1 < max(map(len, told)) <= 7
+        state = _Groups(partition=held, now_ms=NOW, where=lambda: manager.directories.of(NAME), clock=clock)
+        copy_in_groups(state, copies)
+        assert state.done == copies
+        assert 1 < max(state.groups) <= 7
 
 
 def test_uploaded_segments_are_committed_when_the_copy_is_cancelled(world: World) -> None:
@@ -250,10 +264,11 @@ def test_objects_of_a_commit_in_doubt_are_kept_when_the_topic_is_deleted(world: 
                     held.tier.delete()
                 return False
 
+            state = Application(partition=held, now_ms=NOW, where=lambda: manager.directories.of(NAME), should_stop=ask)
             if policy == "compact":
-                copy_in_one_commit(held, store, copies, now_ms=NOW, should_stop=ask)  # type: ignore[arg-type]
+                copy_in_one_commit(state, copies)
             else:
-                copy_in_groups(held, store, copies, lambda told: None, now_ms=NOW, should_stop=ask)  # type: ignore[arg-type]
+                copy_in_groups(state, copies)
 
         store.is_armed = True
         with pytest.raises(Unavailable):

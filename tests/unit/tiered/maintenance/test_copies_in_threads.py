@@ -24,6 +24,7 @@ from remote.store.memory_store import MemoryStore
 from tiered.maintenance.apply import apply_on_disk
 from tiered.maintenance.maintenance import Maintenance
 from tiered.maintenance.remote_tasks import Due
+from tiered.maintenance.upload_and_commit import Application
 from tiered.manager.manager import LogManager
 from tiered.service.worker import Worker
 
@@ -450,8 +451,8 @@ def test_cleaning_planned_before_the_copy_began_is_skipped(world: World, store: 
         def clean(*rest: object) -> None:
             raise AssertionError("a segment that is being copied must not be cleaned")
 
-        stop = {"clean": clean, "should_stop": lambda: False}
-        applied = apply_on_disk(held, lambda seen: [planned], directory=directory, now_ms=NOW, **stop)  # type: ignore[arg-type]
+        state = Application(partition=held, now_ms=NOW, where=lambda: directory, clean=clean)  # type: ignore[arg-type]
+        applied = apply_on_disk(state, lambda seen: [planned])
         assert applied is not None
         assert applied.skipped == (planned,)
         store.let_go()

@@ -18,6 +18,7 @@ from local.log.log import LogNotes
 from policies.decisions import DropLocal
 from remote.manifest.commit_protocol import MetadataLog
 from tiered.maintenance.apply import apply_on_disk, apply_partition
+from tiered.maintenance.upload_and_commit import Application
 from tiered.manager.manager import LogManager
 from tiered.node.writer_ids import DELETION
 from tiered.stores.store_check import StoreCheck
@@ -165,17 +166,11 @@ def test_stopped_log_deletes_nothing_from_its_disk(world: World, stopped: Confli
         assert drops
         held.tier.stop(stopped)
         (directory,) = manager.directories.online
+        state = Application(partition=held, now_ms=NOW, where=lambda: directory)
         with pytest.raises(type(stopped)):
-            apply_on_disk(
-                held,
-                lambda snapshot: [],
-                directory=directory,
-                now_ms=NOW,
-                clean=lambda *more: None,
-                should_stop=lambda: False,
-            )
+            apply_on_disk(state, lambda snapshot: [])
         with pytest.raises(type(stopped)):
-            apply_partition(held, drops, directory=directory, store=world.store, now_ms=NOW, clean=lambda *more: None)
+            apply_partition(state, drops)
         assert _log_files(world.disk) == files
 
 

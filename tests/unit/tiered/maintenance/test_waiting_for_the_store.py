@@ -18,6 +18,7 @@ from remote.keys import PAGES
 from remote.manifest import commit_protocol
 from remote.manifest.page_out import PageRule
 from tiered.maintenance.apply import apply_in_task
+from tiered.maintenance.upload_and_commit import Application
 
 LIMIT_S = 60.0  # far more than anything needs: a test that hangs fails
 
@@ -73,15 +74,8 @@ def test_task_fetches_manifest_pages_before_it_takes_the_lock(
         store.before = before
         seen: list[PartitionSnapshot] = []
         with held.tier_lock:
-            apply_in_task(
-                held,
-                lambda snapshot: seen.append(snapshot) or [],  # type: ignore[func-returns-value]
-                where=lambda: manager.directories.of(NAME),
-                store=store,  # type: ignore[arg-type]
-                now_ms=NOW,
-                should_stop=lambda: False,
-                clock=lambda: 0.0,
-            )
+            state = Application(partition=held, now_ms=NOW, where=lambda: manager.directories.of(NAME))
+            apply_in_task(state, lambda snapshot: seen.append(snapshot) or [])  # type: ignore[func-returns-value]
         assert asked, "pages must be fetched"
         assert not any(asked), "no page may be fetched under the lock"
         assert bool(seen[0].known_pages) is not is_away
