@@ -59,7 +59,7 @@ from policies.decisions import AdvanceCleanedOffset, CleanLog, ReplaceRemote
 from policies.deferrals import Action, Code, Deferral, put_off
 from policies.formatting import format_ms
 from policies.snapshot import PartitionSnapshot
-from remote.manifest.tombstone_bound import tombstone_bound
+from remote.manifest.view import tombstone_bound
 from remote.segment_entry import SegmentEntry
 
 AGING_ROUNDS = 10

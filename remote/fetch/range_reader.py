@@ -184,9 +184,7 @@ class RemotePartition:
             name = full_key(self._prefix, segment.data_key)
             self._cache.leave_behind((name, each) for each in bundle.chunks.chunks_of(position, end - position))
 
-    def _sound(
-        self, segment: SegmentEntry, table: ChunkTable, guess: PredictedRange, body: Body
-    ) -> Mapping[Key, Slice]:
+    def _sound(self, segment: SegmentEntry, table: ChunkTable, guess: PredictedRange, body: Body) -> dict[Key, Slice]:
         run = table.chunks_of(guess.start, guess.length)
         if table.chunk_range(run[0])[0] != guess.start or sum(table.chunk_range(run[-1])) != guess.start + guess.length:
             return {}
@@ -344,9 +342,8 @@ def _opened(
     view = stored.view()
     expected = table.stored_crc(number)
     if not is_sound and (len(view) != stored.size_bytes or crc32c(view) != expected):
-        raise Corrupt(
-            "a chunk is damaged, its checksum differs", expected=f"{expected:08x}", found=f"{crc32c(view):08x}"
-        )
+        facts = {"expected": f"{expected:08x}", "found": f"{crc32c(view):08x}"}
+        raise Corrupt("a chunk is damaged, its checksum differs", **facts)
     if table.is_as_it_is:
         return stored
     return Slice(open_chunk(table, number, view, cipher), 0, table.lengths[number])

@@ -276,7 +276,7 @@ class MetadataLog:
                 check_newest(latest)
                 settings = dict(draft.properties if properties is None else properties)
                 epoch = latest.epoch + 1 if latest else first_epoch
-                draft = self._successor(latest, draft, epoch=epoch, writer_id=writer_id, now_ms=now_ms)
+                draft = self._next(latest, draft, epoch=epoch, writer_id=writer_id, now_ms=now_ms)
                 appender_id = writer_id if appends else last_appender(latest)
                 draft = replace(draft, properties=settings, appender_id=appender_id)
                 self._attempts.add(draft.commit_id)
@@ -286,9 +286,8 @@ class MetadataLog:
                 self._set(winner)
                 if winner.commit_id == draft.commit_id:
                     return self._start(role, winner)
-        raise Conflict(
-            "cannot become the writer, other processes keep taking over", prefix=self._prefix, tries=TAKEOVERS_MAX
-        )
+        wrong = "cannot become the writer, other processes keep taking over"
+        raise Conflict(wrong, prefix=self._prefix, tries=TAKEOVERS_MAX)
 
     def take_over_if(self, writer_id: str, now_ms: int, *, check_newest: Callable[[Manifest], None]) -> Manifest:
         """Become the writer if `check_newest` accepts the newest manifest; return the epoch's first one.
@@ -342,7 +341,7 @@ class MetadataLog:
                 assert self._manifest is not None
                 base = self._manifest
                 self._role.may_commit(base)
-                draft = self._successor(base, base, epoch=self._epoch, writer_id=base.writer_id, now_ms=now_ms)
+                draft = self._next(base, base, epoch=self._epoch, writer_id=base.writer_id, now_ms=now_ms)
                 if touches is not None:
                     draft = opened(draft, *touches, self._pages.entries)
                 changed = change(draft)
@@ -362,11 +361,8 @@ class MetadataLog:
                 if winner.commit_id == changed.commit_id:
                     self.has_commit_in_doubt = False
                     return winner
-        raise Conflict(
-            "cannot commit a manifest, each attempt finds another commit of this process",
-            prefix=self._prefix,
-            tries=REBASES_MAX,
-        )
+        wrong = "cannot commit a manifest, each attempt finds another commit of this process"
+        raise Conflict(wrong, prefix=self._prefix, tries=REBASES_MAX)
 
     def check_still_writer(self) -> Manifest:
         """Prove from the store that our epoch is the newest; return the newest manifest.
@@ -454,9 +450,7 @@ class MetadataLog:
             raise Corrupt("a manifest does not follow its predecessor", prefix=self._prefix, **facts)
         return found
 
-    def _successor(
-        self, base: Manifest | None, draft: Manifest, *, epoch: int, writer_id: str, now_ms: int
-    ) -> Manifest:
+    def _next(self, base: Manifest | None, draft: Manifest, *, epoch: int, writer_id: str, now_ms: int) -> Manifest:
         return replace(
             draft,
             sequence=base.sequence + 1 if base else 1,
@@ -485,9 +479,8 @@ class MetadataLog:
         if self._state is WriterState.WRITER and found.epoch != self._epoch:
             if found.epoch < self._epoch:
                 facts = {"sequence": found.sequence, "epoch": found.epoch, "ours": self._epoch}
-                raise Corrupt(
-                    "a manifest has an epoch below the epoch of an older manifest", prefix=self._prefix, **facts
-                )
+                wrong = "a manifest has an epoch below the epoch of an older manifest"
+                raise Corrupt(wrong, prefix=self._prefix, **facts)
             self._move(self._role.on_newer_epoch)
             self._manifest = found
             self.check_not_fenced()

@@ -37,7 +37,6 @@ from remote.segment_entry import (
     Offset,
     PartitionNumber,
     SegmentEntry,
-    SegmentState,
     Sequence,
     SequenceOrNone,
     StoredSize,
@@ -348,9 +347,8 @@ def decode_line(data: Body) -> bytes:
         raise Corrupt("a manifest is damaged, its checksum differs", expected=f"{expected:08x}", found=f"{found:08x}")
     text = bytes(decompress(Codec.ZSTD, body, inflated))
     if len(text) != inflated:
-        raise Corrupt(
-            "a manifest is damaged, its decompressed length differs", expected_bytes=inflated, found_bytes=len(text)
-        )
+        wrong = "a manifest is damaged, its decompressed length differs"
+        raise Corrupt(wrong, expected_bytes=inflated, found_bytes=len(text))
     return text
 
 
@@ -392,9 +390,8 @@ def lacks_seal(manifest: Manifest) -> bool:
     """Whether an encrypted topic's manifest is not sealed: of an older version, or from before encryption."""
     if manifest.seal_key_id is not None:
         return False
-    return bool(manifest.properties.get(KEY_ID)) or any(
-        entry.key_id for entry in (*manifest.segments, *manifest.view_entries)
-    )
+    entries = (*manifest.segments, *manifest.view_entries)
+    return bool(manifest.properties.get(KEY_ID)) or any(entry.key_id for entry in entries)
 
 
 def check_says_something(manifest: Manifest) -> None:
@@ -429,29 +426,20 @@ def _seal_contradiction(manifest: Manifest, seal: Opened, sealer: Sealer | None)
 
 
 def contradiction(manifest: Manifest) -> str | None:
-    """The first contradiction within this manifest; None if there is none."""
+    """The first contradiction between entries of this manifest; None if there is none."""
     if manifest.format_version != FORMAT_VERSION:
         return f"format_version is {manifest.format_version}"
-    if (
-        manifest.sequence < 1
-        or manifest.epoch < 1
-        or min(manifest.log_start_offset, manifest.expired_end_offset) < 0
-        or not manifest.commit_id
-    ):
-        return "sequence, epoch, log_start_offset, tiered_upto or commit_id is missing"
+    if not manifest.commit_id:
+        return "commit_id is missing"
     reached = 0
     for page in manifest.pages:
-        if not reached <= page.base_offset < page.next_offset or page.segment_count < 1 or page.page_bytes < 1:
+        if not reached <= page.base_offset < page.next_offset:
             return f"manifest pages overlap or are out of order at base_offset={page.base_offset}"
         reached = page.next_offset
     for entry in manifest.segments:
         if not reached <= entry.base_offset < entry.next_offset:
-            return (
-                f"segments overlap or are out of order at base_offset={entry.base_offset} "
-                f"next_offset={entry.next_offset}"
-            )
-        if entry.state is not SegmentState.COPY_FINISHED or entry.size_bytes <= 0 or entry.indexes_bytes <= 0:
-            return f"a segment is unfinished at base_offset={entry.base_offset}"
+            where = f"base_offset={entry.base_offset} next_offset={entry.next_offset}"
+            return f"segments overlap or are out of order at {where}"
         reached = entry.next_offset
     if (wrong := _expired_contradiction(manifest.expired_epochs)) is not None:
         return wrong

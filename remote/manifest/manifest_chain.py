@@ -124,9 +124,8 @@ class ManifestChain:
         except Corrupt as error:
             raise Corrupt(error.attempt, store=self._store.url, key=key, **error.facts) from error
         if manifest.sequence != sequence:
-            raise Corrupt(
-                "a manifest has the name of another manifest", store=self._store.url, key=key, says=manifest.sequence
-            )
+            wrong = "a manifest has the name of another manifest"
+            raise Corrupt(wrong, store=self._store.url, key=key, says=manifest.sequence)
         if manifest.seal_key_id is None and self._sealed_from is not None and sequence > self._sealed_from:
             wrong = "a manifest is not sealed and an older manifest is sealed: forged"
             raise Corrupt(wrong, store=self._store.url, key=key, sealed_sequence=self._sealed_from)

@@ -21,7 +21,7 @@ DeleteRecords. Readers never see its expired records, and no expiry is undone.
 
 Groups are independent, which is sound for a compaction: it removes a record only because a newer record of its key
 exists. The newer record leaves the bucket only for an even newer one, or by retention, which expires older records
-first. This does not hold for tombstones: see `remote.manifest.tombstone_bound`.
+first. This does not hold for tombstones: see `remote.manifest.view.tombstone_bound`.
 
 A job that lost a group gets no note, so the job stays due.
 """
@@ -39,7 +39,7 @@ from local.log.leader_epochs import EpochRange, joined_ranges, ranges_outside
 from remote.keys import parse_epoch
 from remote.manifest.manifest import AppliedJob, Manifest, PendingDelete, PendingPageDelete
 from remote.manifest.page_out import EntriesOf, lost_object
-from remote.manifest.tombstone_bound import tombstone_bound
+from remote.manifest.view import tombstone_bound
 from remote.segment_entry import SegmentEntry
 
 if TYPE_CHECKING:
@@ -469,9 +469,8 @@ def _check_tiled(old: Sequence[SegmentEntry], group: Replacement, note: AppliedJ
     begins = base == old[0].base_offset if len(old) == len(group.ulids) else base < old[0].base_offset
     if not (is_same and is_neighbours and begins and old[-1].next_offset == group.entries[-1].next_offset):
         facts = {"job": note.job_id, "base_offset": base, "next_offset": group.entries[-1].next_offset}
-        raise InvalidRequest(
-            "cannot replace segments, the new segments do not cover the offsets of the old ones", **facts
-        )
+        wrong = "cannot replace segments, the new segments do not cover the offsets of the old ones"
+        raise InvalidRequest(wrong, **facts)
 
 
 def _raised(entry: SegmentEntry, cleaned_through: int) -> SegmentEntry:

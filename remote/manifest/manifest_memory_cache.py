@@ -126,10 +126,8 @@ def check_seen(seen: tuple[int, str], found: Manifest | None, prefix: str, step:
     facts = {"seen_sequence": seen[0], "found_sequence": found.sequence if found is not None else None}
     wrong = "the bucket has an older state than this process has read before"
     if found is not None and found.seal_key_id is None:
-        wrong = (
-            "the manifest of an encrypted topic is not sealed and a sealed manifest was read before: "
-            "forged, or restored"
-        )
+        unsealed = "the manifest of an encrypted topic is not sealed"
+        wrong = f"{unsealed} and a sealed manifest was read before: forged, or restored"
     raise Corrupt(f"cannot trust a manifest, {wrong}; {step}", prefix=prefix, **facts)
 
 

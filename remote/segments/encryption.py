@@ -117,9 +117,8 @@ class KeyRing:
             if not _KEY_ID.fullmatch(key_id):
                 raise InvalidRequest("invalid key id in the key ring", key_id=repr(key_id))
             if len(key) != KEY_BYTES:
-                raise InvalidRequest(
-                    "invalid key in the key ring, a key has 32 bytes", key_id=key_id, key_bytes=len(key)
-                )
+                wrong = "invalid key in the key ring, a key has 32 bytes"
+                raise InvalidRequest(wrong, key_id=key_id, key_bytes=len(key))
         self._keys = dict(keys)
         self._required = frozenset(required)
         self._derived: dict[tuple[str, bytes], bytes] = {}

@@ -280,10 +280,9 @@ def decode_bundle(data: Body) -> IndexBundle:
     sections_end = len(view) - _FOOTER.size - table_bytes
     if sections_end < 0:
         raise Corrupt("the table of an index bundle is too long", table_bytes=table_bytes)
-    found_sections = _cut(view[:sections_end], view[sections_end : sections_end + table_bytes])
-    return IndexBundle(
-        **{name: found_sections[name] for name in SECTIONS[:-1]}, chunks=decode_chunks(found_sections["chunks"])
-    )
+    sections = _cut(view[:sections_end], view[sections_end : sections_end + table_bytes])
+    chunks = decode_chunks(sections.pop("chunks"))
+    return IndexBundle(**sections, chunks=chunks)
 
 
 def _cut(sections: memoryview, table: memoryview) -> dict[str, memoryview]:

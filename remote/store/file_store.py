@@ -216,9 +216,8 @@ class FileStore(ObjectStore):
                 raise
             raise NotFound(f"{attempt}, it does not exist", store=self.url, key=key) from error
         except DiskFailed as error:
-            raise Unavailable(
-                f"{attempt}, the disk returned an error", store=self.url, key=key, **error.facts
-            ) from error
+            wrong = f"{attempt}, the disk returned an error"
+            raise Unavailable(wrong, store=self.url, key=key, **error.facts) from error
         except AccessDenied as error:
             if error.facts.get("cause") in ("eisdir", "enotdir"):
                 raise NotFound(f"{attempt}, it does not exist", store=self.url, key=key) from error

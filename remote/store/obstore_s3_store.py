@@ -188,10 +188,8 @@ class ObstoreS3Store(S3Store):
             return None
         if not all(each["size"] for each in page):
             return None
-        return [
-            object_info(str(each["path"]).removeprefix(self._root), int(each["size"]), each["last_modified"])
-            for each in page
-        ]
+        found = [(str(each["path"]).removeprefix(self._root), each) for each in page]
+        return [object_info(key, int(each["size"]), each["last_modified"]) for key, each in found]
 
     def close(self) -> None:
         with self._lock:
@@ -300,9 +298,8 @@ def _may_use_obstore() -> bool:
 def _is_obstores(error: BaseException) -> bool:
     import obstore.exceptions
 
-    return isinstance(error, OSError | ValueError | obstore.exceptions.BaseError) or (
-        type(error).__name__ == "PanicException"
-    )
+    is_panic = type(error).__name__ == "PanicException"
+    return is_panic or isinstance(error, OSError | ValueError | obstore.exceptions.BaseError)
 
 
 def _translate(error: BaseException, attempt: str, facts: dict[str, object], endpoint: str | None) -> LogError:

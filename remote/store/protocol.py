@@ -174,9 +174,8 @@ def check_body(key: str, size_bytes: int) -> None:
 def check_range(key: str, start: int, length: int) -> None:
     """Raise InvalidRequest for a range that no object can have."""
     if start < 0 or length < 0:
-        raise InvalidRequest(
-            "cannot read a range of an object, the range is invalid", key=key, start=start, length=length
-        )
+        wrong = "cannot read a range of an object, the range is invalid"
+        raise InvalidRequest(wrong, key=key, start=start, length=length)
 
 
 def check_length(body: Body, attempt: str, facts: Mapping[str, object], length: int) -> None:

@@ -24,30 +24,19 @@ OPTION_ERRORS = (TypeError, ValueError, AttributeError, KeyError)
 _CREDENTIALS = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.TokenRetrievalError)
 _BROKEN = (aiohttp.ClientPayloadError, boto.IncompleteReadError, boto.ResponseStreamingError)
 # The same options would fail again, so waiting does not help.
-_CONFIGURATION = (
-    boto.BaseEndpointResolverError,  # includes a missing or unknown region
-    boto.ConfigNotFound,
-    boto.ConfigParseError,
-    boto.EndpointProviderError,
-    boto.InvalidChecksumConfigError,
-    boto.InvalidConfigError,
-    boto.InvalidDefaultsMode,
-    boto.InvalidDNSNameError,
-    boto.InvalidEndpointConfigurationError,
-    boto.InvalidHostLabelError,
-    boto.InvalidProxiesConfigError,
-    boto.InvalidRetryConfigurationError,
-    boto.InvalidS3AddressingStyleError,
-    boto.InvalidS3UsEast1RegionalEndpointConfigError,
-    boto.MissingDependencyException,
-    boto.ProfileNotFound,
-    boto.UnknownCredentialError,
-    boto.UnknownRegionError,
-    boto.UnknownSignatureVersionError,
-    boto.UnsupportedS3ConfigurationError,
-    boto.UnsupportedSignatureVersionError,
-    boto.ValidationError,  # includes an invalid region
-)
+_CONFIGURATION = tuple(
+    getattr(boto, name)
+    for name in (
+        "BaseEndpointResolverError",  # includes a missing or unknown region
+        "ConfigNotFound", "ConfigParseError", "EndpointProviderError", "InvalidChecksumConfigError",
+        "InvalidConfigError", "InvalidDefaultsMode", "InvalidDNSNameError", "InvalidEndpointConfigurationError",
+        "InvalidHostLabelError", "InvalidProxiesConfigError", "InvalidRetryConfigurationError",
+        "InvalidS3AddressingStyleError", "InvalidS3UsEast1RegionalEndpointConfigError", "MissingDependencyException",
+        "ProfileNotFound", "UnknownCredentialError", "UnknownRegionError", "UnknownSignatureVersionError",
+        "UnsupportedS3ConfigurationError", "UnsupportedSignatureVersionError",
+        "ValidationError",  # includes an invalid region
+    )
+)  # fmt: skip
 
 
 def translate(error: BaseException, attempt: str, facts: dict[str, object], options: Iterable[str] = ()) -> LogError:

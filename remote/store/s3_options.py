@@ -194,9 +194,8 @@ class ObjectSettings:
         if sse is None and kms_key_id is None:
             return self
         if sse not in ENCRYPTIONS:
-            raise InvalidRequest(
-                "cannot open the store, unknown encryption", option="sse", choices=",".join(ENCRYPTIONS)
-            )
+            wrong = "cannot open the store, unknown encryption"
+            raise InvalidRequest(wrong, option="sse", choices=",".join(ENCRYPTIONS))
         if kms_key_id is not None and sse == "AES256":
             raise InvalidRequest("cannot open the store, a KMS key needs sse=aws:kms", option="sse_kms_key_id")
         if self.encryption is not None:

@@ -270,9 +270,8 @@ class S3Store(ObjectStore):
         token: dict[str, object] = {}
         while True:
             with self._door("cannot list objects", prefix=prefix or None):
-                page = self._fs.call_s3(
-                    "list_objects_v2", Bucket=self._bucket, Prefix=self._root + prefix, **names, **token
-                )
+                where = {"Bucket": self._bucket, "Prefix": self._root + prefix}
+                page = self._fs.call_s3("list_objects_v2", **where, **names, **token)
             yield page
             if not page.get("IsTruncated"):
                 return
@@ -283,9 +282,8 @@ class S3Store(ObjectStore):
         for at in range(0, len(wanted), DELETE_PAGE):
             page, made = wanted[at : at + DELETE_PAGE], self._clients_made
             with self._door("cannot delete objects"):
-                answer = self._fs.call_s3(
-                    "delete_objects", Bucket=self._bucket, Delete={"Objects": page, "Quiet": True}
-                )
+                wanted_page = {"Objects": page, "Quiet": True}
+                answer = self._fs.call_s3("delete_objects", Bucket=self._bucket, Delete=wanted_page)
             errors = [(str(each.get("Key")), str(each.get("Code"))) for each in answer.get("Errors", ())]
             refused = [(key.removeprefix(self._root), code) for key, code in errors]
             if (error := refusal(refused, "cannot delete objects", {"store": self.url})) is not None:
@@ -337,9 +335,8 @@ class S3Store(ObjectStore):
                 return error
             if made == self._clients_made:
                 level = logging.DEBUG if self._was_refused else logging.WARNING  # logged once per series of refusals
-                log.log(
-                    level, "the store rejected the credentials, they are read again: store=%s cause=%s", self.url, error
-                )
+                what = "the store rejected the credentials, they are read again: store=%s cause=%s"
+                log.log(level, what, self.url, error)
                 self._was_refused = True
                 self._drop_clients()
         return Unavailable(f"{error.attempt}; the credentials are read again", **error.facts)
@@ -378,9 +375,8 @@ def _client_options(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def object_info(key: str, size_bytes: int, modified: Any) -> ObjectInfo:  # noqa: ANN401
-    return ObjectInfo(
-        key=key, size_bytes=size_bytes, modified_ms=int(modified.timestamp() * 1000) if modified is not None else None
-    )
+    modified_ms = int(modified.timestamp() * 1000) if modified is not None else None
+    return ObjectInfo(key=key, size_bytes=size_bytes, modified_ms=modified_ms)
 
 
 @contextmanager

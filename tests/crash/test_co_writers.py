@@ -21,8 +21,7 @@ from remote.keys import parse_data_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import AppliedJob, Manifest
 from remote.manifest.manifest_changes import Replacement, append_entries, delete_partition, find_job, replace_tiled
-from remote.manifest.tombstone_bound import tombstone_bound
-from remote.manifest.view import CompactedView
+from remote.manifest.view import CompactedView, tombstone_bound
 from remote.manifest.writer_roles import WriterState
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore

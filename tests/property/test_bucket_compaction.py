@@ -22,7 +22,7 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import add_segments
 from remote.manifest.page_out import PageRule
-from remote.manifest.tombstone_bound import tombstone_bound
+from remote.manifest.view import tombstone_bound
 from remote.segment_entry import SegmentEntry
 from remote.store.memory_store import MemoryStore
 from remote.upload.segment_upload import copy_segment

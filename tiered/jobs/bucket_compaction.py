@@ -61,7 +61,7 @@ from remote.manifest.manifest_changes import (
 )
 from remote.manifest.manifest_changes import is_done as is_noted
 from remote.manifest.manifest_lookup import MetadataIndex
-from remote.manifest.tombstone_bound import tombstone_bound
+from remote.manifest.view import tombstone_bound
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore

@@ -34,7 +34,7 @@ from policies.formatting import counted
 from policies.snapshot import PartitionSnapshot
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.tombstone_bound import clean_upto
+from remote.manifest.view import clean_upto
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
 from tiered.jobs.bucket_compaction import CompactionOutcome, compact_partitions

@@ -41,9 +41,8 @@ def plan_deletion(held: Partition, offset: int) -> DeletedRecords:
     Raises OffsetOutOfRange above the log end or below -1, and InvalidRequest for a topic that only compacts.
     """
     if not held.rules.cleanup_delete:
-        raise InvalidRequest(
-            "cannot delete records, cleanup.policy of the topic does not include delete", partition=held.name
-        )
+        wrong = "cannot delete records, cleanup.policy of the topic does not include delete"
+        raise InvalidRequest(wrong, partition=held.name)
     before, end = log_start(held), held.source().next_offset()
     if not HIGH_WATERMARK <= offset <= end:
         facts = {"offset": offset, "first_offset": before, "next_offset": end}
@@ -100,6 +99,5 @@ def _check_ours(held: Partition) -> None:
     _check_there(held)
     held.check_not_stopped()
     if not held.allows(TierAction.EXPIRE):
-        raise Unavailable(
-            "cannot delete records, this process does not own the manifest of the partition yet", partition=held.name
-        )
+        wrong = "cannot delete records, this process does not own the manifest of the partition yet"
+        raise Unavailable(wrong, partition=held.name)

@@ -82,7 +82,7 @@ class Maintenance:
         self,
         plan: Plan,
         *,
-        progress: ApplyProgress,
+        progress: ApplyProgress = lambda partition, decision: None,
         should_stop: ShouldStop,
         drops_copied: bool = False,
         rules: Mapping[TopicPartition, PartitionRules] | None = None,
@@ -224,9 +224,7 @@ class Maintenance:
         self._opener.check_store(now_ms)
         rules = {held.name: held.rules for held in self._table.all()}
         planned = self.cleaning.take_turns(self._plan(now_ms), partial(self._snapshots, now_ms))
-        applied = self.apply(
-            planned, progress=_ignore_decision, should_stop=should_stop, drops_copied=True, rules=rules
-        )
+        applied = self.apply(planned, should_stop=should_stop, drops_copied=True, rules=rules)
         more = self._deletion.step(now_ms)
         return more or any(result.done for result in applied.values())
 
@@ -316,9 +314,6 @@ class Maintenance:
         return lambda: should_stop() or not self._directories.is_online(name)
 
 
-def _ignore_decision(name: TopicPartition, decision: Decision) -> None: ...
-
-
 def _still_due(snapshot: PartitionSnapshot, *, may_clean: bool) -> list[Decision]:
     planned = plan_partition(snapshot)
     due = on_disk(planned) if snapshot.is_tiered else planned
@@ -327,9 +322,7 @@ def _still_due(snapshot: PartitionSnapshot, *, may_clean: bool) -> list[Decision
 
 def apply_plan(plan: Plan, apply_one: ApplyOne, *, threads: int) -> dict[TopicPartition, Applied]:
     """The result of `apply_one` for each partition, without None. Raises its errors."""
-    cleaning = [
-        name for name, decisions in plan.decisions.items() if any(isinstance(each, CleanLog) for each in decisions)
-    ]
+    cleaning = [name for name, due in plan.decisions.items() if any(isinstance(each, CleanLog) for each in due)]
     if threads == 1 or len(cleaning) < 2:
         found = {name: apply_one(name, decisions) for name, decisions in plan.decisions.items()}
     else:

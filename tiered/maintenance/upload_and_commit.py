@@ -263,11 +263,8 @@ def _discard(context: _CommitContext, entries: Sequence[SegmentEntry]) -> None:
 
 def _whole(context: _CommitContext, run: Sequence[CopySegment]) -> list[SegmentInfo]:
     cut, start = context.snapshot.clean_cut, context.manifest.next_offset
-    found = [
-        info
-        for info in context.snapshot.closed
-        if info.next_offset > start and not info.is_empty and info.next_offset <= cut
-    ]
+    closed = context.snapshot.closed
+    found = [info for info in closed if start < info.next_offset <= cut and not info.is_empty]
     ranges = [(info.base_offset, info.next_offset) for info in found]
     is_same = ranges == [(decision.base_offset, decision.next_offset) for decision in run]
     return found if is_same and found and found[0].base_offset >= context.manifest.entries_end_offset else []

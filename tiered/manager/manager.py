@@ -15,10 +15,9 @@ that meets it. The caller gives the time (`tick(now_ms)`). Threads:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from local.log import Durability
 from local.logdirs.log_dirs import LogDirectories
 from local.storage import DiskStorage
 from tiered.maintenance.cleaning import CleanerSettings, Cleaning
@@ -32,8 +31,6 @@ from tiered.topics.topic_admin import TopicAdmin
 
 if TYPE_CHECKING:
     from local.errors import LogError
-    from local.format.record import Record
-    from local.log import AppendResult
     from local.names import TopicPartition
     from local.storage import Storage
     from policies.decisions import Plan
@@ -58,7 +55,8 @@ class LogManager(Readable):
     |---|---|
     | `topics` | creates, changes, deletes and lists topics |
     | `partitions` | finds and acquires partitions; their problems |
-    | `appender` | appends records; splits them by key |
+    | `append`, `append_columns` | append records (`tiered.partition.appending.Appender`) |
+    | `appender` | splits records by key |
     | `maintenance` | does the background work; not of a read-only open |
     | `pauses` | pauses and resumes uploads |
     | `cleaning` | the cleaner and its last passes |
@@ -74,6 +72,7 @@ class LogManager(Readable):
         self.topics = TopicAdmin(self.partitions)
         self.cleaning = Cleaning(CleanerSettings.of(opener.config))
         self.appender = Appender(self.partitions)
+        self.append, self.append_columns = self.appender.append, self.appender.append_columns
         self._maintenance = self._new_maintenance() if not directories.read_only else None
 
     def _new_maintenance(self) -> Maintenance:
@@ -153,43 +152,6 @@ class LogManager(Readable):
     def problems(self) -> dict[TopicPartition, LogError]:
         """The errors of partitions. Replaced whole on every change, so an iteration sees one state."""
         return self.partitions.problems
-
-    # -- records -------------------------------------------------------------------------------------------------------
-
-    def append(
-        self,
-        topic: str,
-        records: Sequence[Record],
-        partition: int | None = None,
-        *,
-        now_ms: int,
-        durability: Durability = Durability.MEMORY,
-    ) -> dict[TopicPartition, AppendResult]:
-        """Append records, to one partition or split by key as Kafka does; returns the offsets by partition.
-
-        Each partition's share is acknowledged on its own; there is no atomicity over partitions. Invalid records are
-        refused before any is appended. Raises Fenced or Conflict for a partition that another writer took over, and
-        Unavailable for an empty log whose end only the unavailable bucket knows. If the disk fails half way, the facts
-        of the error name the appended shares.
-        """
-        return self.appender.append(topic, records, partition, now_ms=now_ms, durability=durability)
-
-    def append_columns(
-        self,
-        topic: str,
-        columns: object,
-        partition: int | None = None,
-        *,
-        now_ms: int,
-        durability: Durability = Durability.MEMORY,
-    ) -> dict[TopicPartition, AppendResult]:
-        """As `append`, for columns: an Arrow table or record batch, or `Columns` read from a log.
-
-        An Arrow table has the columns key and value (binary or string of any kind), and may have timestamp (an Arrow
-        timestamp, or milliseconds; `now_ms` without it) and headers (a list of structs key, value). Raises as `append`,
-        and InvalidRequest for other columns.
-        """
-        return self.appender.append_columns(topic, columns, partition, now_ms=now_ms, durability=durability)
 
     def flush(self) -> None:
         """Make every record appended so far durable. Raises the first error, after trying all logs."""

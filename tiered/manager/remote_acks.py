@@ -61,9 +61,8 @@ def check_remote_acks(manager: LogManager, names: Iterable[TopicPartition], *, n
         if not snapshot.is_copying_on:
             raise InvalidRequest(f"{_ATTEMPT}, the topic is not copied to it: see remote.storage.enable", **facts)
         if snapshot.rules.cleanup_compact:
-            raise InvalidRequest(
-                f"{_ATTEMPT}, a compacted topic is copied after it is cleaned: use acks local", **facts
-            )
+            wrong = f"{_ATTEMPT}, a compacted topic is copied after it is cleaned: use acks local"
+            raise InvalidRequest(wrong, **facts)
         if snapshot.paused is not None:
             raise InvalidRequest(f"{_ATTEMPT}, uploads are paused: run 'tiered resume' first", **facts)
     for name in sorted(wanted):

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Appender:
-    """Appends to the partitions of a manager. Thread safe; raises as `LogManager.append`."""
+    """Appends to the partitions of a manager. Thread safe."""
 
     def __init__(self, table: PartitionTable) -> None:
         self._table = table
@@ -40,19 +40,38 @@ class Appender:
         self,
         topic: str,
         records: Sequence[Record],
-        partition: int | None,
+        partition: int | None = None,
         *,
         now_ms: int,
-        durability: Durability,
+        durability: Durability = Durability.MEMORY,
     ) -> dict[TopicPartition, AppendResult]:
+        """Append records, to one partition or split by key as Kafka does; returns the offsets by partition.
+
+        Each partition's share is acknowledged on its own; there is no atomicity over partitions. Invalid records are
+        refused before any is appended. Raises Fenced or Conflict for a partition that another writer took over, and
+        Unavailable for an empty log whose end only the unavailable bucket knows. If the disk fails half way, the facts
+        of the error name the appended shares.
+        """
         self._table.directories.check_writable()
         shares: Mapping[TopicPartition, Sequence[Record]]
         shares = self.split(topic, records) if partition is None else {TopicPartition(topic, partition): records}
         return self._append(shares, lambda log, share: log.encode(share, now_ms=now_ms), now_ms, durability)
 
     def append_columns(
-        self, topic: str, columns: object, partition: int | None, *, now_ms: int, durability: Durability
+        self,
+        topic: str,
+        columns: object,
+        partition: int | None = None,
+        *,
+        now_ms: int,
+        durability: Durability = Durability.MEMORY,
     ) -> dict[TopicPartition, AppendResult]:
+        """As `append`, for columns: an Arrow table or record batch, or `Columns` read from a log.
+
+        An Arrow table has the columns key and value (binary or string of any kind), and may have timestamp (an Arrow
+        timestamp, or milliseconds; `now_ms` without it) and headers (a list of structs key, value). Raises as `append`,
+        and InvalidRequest for other columns.
+        """
         from local.records.record_columns import record_columns
 
         self._table.directories.check_writable()

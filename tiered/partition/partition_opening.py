@@ -377,7 +377,7 @@ class Opener:
         with held.lock:
             if not _is_deleted(held):
                 # The newest manifest is this writer's now. Its predecessor was checked above.
-                reconcile(held.log, manifest, now_ms=now_ms, producers=lambda: producers)
+                reconcile(held.log, manifest, now_ms=now_ms, producers=producers)
                 held.log.notes.confirm_appends()  # before a copy is allowed: see there
                 # Before an append is allowed: after a crash the note only refuses too much.
                 held.log.notes.clear_fenced()

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeVar
@@ -248,9 +248,7 @@ class PartitionTable:
 
     def flush(self) -> None:
         """As `LogManager.flush`."""
-        raise_first(
-            [error for error in flush_all([each.log for each in self.opened(self.names())]) if error is not None]
-        )
+        raise_first(flush_all([each.log for each in self.opened(self.names())]))
 
     def roll(self, topic: str, *, now_ms: int) -> int:
         """Close the active segment of every partition of a topic; returns how many (empty ones never are)."""
@@ -280,9 +278,8 @@ class PartitionTable:
             self.problems = {**others, name: forget_locals(error)}
             if not is_same_problem(known, error):  # facts change every time
                 # One line for one cause, however many partitions have it (`tiered.service.worker` counts them).
-                level = (
-                    logging.DEBUG if any(is_same_problem(each, error) for each in others.values()) else logging.ERROR
-                )
+                is_repeated = any(is_same_problem(each, error) for each in others.values())
+                level = logging.DEBUG if is_repeated else logging.ERROR
                 _log.log(level, "a partition has a problem: partition=%s error=%s", name, error)
 
     def forget(self, name: TopicPartition) -> None:
@@ -325,12 +322,7 @@ def _lacks_room(error: LogError) -> bool:
 
 def flush_all(logs: Sequence[Log]) -> list[LogError | None]:
     """Flush these logs in parallel; the error of each, None on success."""
-    if len(logs) < 2:
-        return [_flush(log) for log in logs]
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(min(len(logs), SYNCS_AT_ONCE)) as pool:
-        return list(pool.map(_flush, logs))
+    return side_by_side(_flush, logs, threads=SYNCS_AT_ONCE, name="flush")
 
 
 def _flush(log: Log) -> LogError | None:
@@ -341,9 +333,10 @@ def _flush(log: Log) -> LogError | None:
     return None
 
 
-def raise_first(failures: Sequence[LogError]) -> None:
-    if failures:
-        raise failures[0]
+def raise_first(failures: Sequence[LogError | None]) -> None:
+    for error in failures:
+        if error is not None:
+            raise error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,23 +367,17 @@ def load_logs(
     `open_log` is called from many threads, `progress` from the calling thread. An exception other than LogError ends
     the call: jobs not yet started are cancelled, running jobs are waited for.
     """
-    state = {
-        root: LoadProgress(directory=root, done=0, total=len(names), recovered_segments=0)
-        for root, names in jobs.items()
-    }
-    for each in state.values():
-        progress(each)
+    state: dict[str, LoadProgress] = {}
+    for root, names in jobs.items():
+        state[root] = LoadProgress(directory=root, done=0, total=len(names), recovered_segments=0)
+        progress(state[root])
     found: Loaded = {}
     for root, name, result in _results(jobs, open_log, threads_per_directory):
         found[name] = result
         recovered = 0 if isinstance(result, LogError) else result.log.recovered_segments
         before = state[root]
-        state[root] = LoadProgress(
-            directory=root,
-            done=before.done + 1,
-            total=before.total,
-            recovered_segments=before.recovered_segments + recovered,
-        )
+        recovered += before.recovered_segments
+        state[root] = replace(before, done=before.done + 1, recovered_segments=recovered)
         progress(state[root])
     return {name: found[name] for names in jobs.values() for name in names}
 

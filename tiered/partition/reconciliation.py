@@ -16,7 +16,6 @@ while the bucket was unavailable. If the bucket ends above that offset, another 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from local.errors import Conflict, Diverged, LogError, RemoteLost, Unavailable
@@ -149,16 +148,10 @@ def _is_other_writer(log: Log, manifest: Manifest, mark: str | None) -> bool:
     return is_of_other_node(manifest.writer_id if manifest.appender_id is None else manifest.appender_id, mark)
 
 
-def reconcile(
-    log: Log,
-    manifest: Manifest,
-    *,
-    now_ms: int,
-    producers: Callable[[], ProducerState] = ProducerState,
-) -> None:
+def reconcile(log: Log, manifest: Manifest, *, now_ms: int, producers: ProducerState | None = None) -> None:
     """Make the local log agree with this writer's newest manifest. Raises as `check_agreement`.
 
-    `producers` returns the producer state at the bucket's end; called only if the log starts over there.
+    `producers` is the producer state at the bucket's end, for a log that starts over there.
     """
     end = log.next_offset  # of the state compared here: a concurrent append that passed its check may still come
     verdict = check_agreement(log, manifest)
@@ -172,9 +165,8 @@ def reconcile(
             manifest.allocated_end_offset,
         )
         log.begin_epoch(manifest.epoch)  # before an append at the bucket's end is possible
-        log.restart_at(
-            manifest.allocated_end_offset, lineage(manifest), now_ms=now_ms, producers=producers(), ends_at=end
-        )
+        epochs, found = lineage(manifest), producers or ProducerState()
+        log.restart_at(manifest.allocated_end_offset, epochs, now_ms=now_ms, producers=found, ends_at=end)
     if manifest.log_start_offset > log.log_start_offset:
         log.raise_log_start(manifest.log_start_offset)
     log.begin_epoch(manifest.epoch)
@@ -218,9 +210,8 @@ def check_same_records(
 
 
 def _unproven(log: Log, manifest: Manifest, from_offset: int) -> Conflict:
-    verdict = TierVerdict(
-        relation=Relation.UNPROVEN, from_offset=from_offset, only_here=((from_offset, log.next_offset),)
-    )
+    only_here = ((from_offset, log.next_offset),)
+    verdict = TierVerdict(relation=Relation.UNPROVEN, from_offset=from_offset, only_here=only_here)
     return refusal(log, manifest, verdict)
 
 

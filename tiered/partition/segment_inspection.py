@@ -130,9 +130,8 @@ class SegmentInspector:
         try:
             return self._take(data)
         except (Corrupt, InvalidRequest) as error:
-            raise error.restated(
-                f"cannot copy a segment: {error.attempt}", **{"path": self._path, **error.facts}
-            ) from error
+            facts = {"path": self._path, **error.facts}
+            raise error.restated(f"cannot copy a segment: {error.attempt}", **facts) from error
 
     def facts(self) -> SegmentFacts:
         made = self._indexes_again()

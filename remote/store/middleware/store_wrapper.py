@@ -127,11 +127,8 @@ class ImmutableStore(StoreWrapper):
         wanted = list(keys)
         self.spared += len(wanted)
         if wanted:
-            _log.info(
-                "the lifecycle of the immutable bucket will delete these objects: objects=%d first=%s",
-                len(wanted),
-                wanted[0],
-            )
+            what = "the lifecycle of the immutable bucket will delete these objects: objects=%d first=%s"
+            _log.info(what, len(wanted), wanted[0])
 
 
 class ThrottledStore(StoreWrapper):

@@ -13,8 +13,7 @@ from local.format.record import Record
 from local.log.producer_state import Producer
 from local.verify.findings import Severity
 from remote.manifest.manifest import decode_manifest
-from remote.manifest.tombstone_bound import tombstone_bound
-from remote.manifest.view import ViewState, find_view
+from remote.manifest.view import ViewState, find_view, tombstone_bound
 from remote.manifest.view_changes import ViewCatalog, decode_catalog, encode_catalog
 from tiered.health.bucket_verifying import verify_views
 from tiered.inspect.log_dir_usage import describe_log_dirs
