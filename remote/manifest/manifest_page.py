@@ -139,9 +139,8 @@ def _summary(entries: Rows, name: tuple[int, str], page_bytes: int, page_crc32c:
 
 def gaps_between(entries: Rows) -> tuple[tuple[int, int], ...]:
     """The offset ranges between neighbours that no entry holds."""
-    return tuple(
-        (one.next_offset, other.base_offset) for one, other in pairwise(entries) if one.next_offset < other.base_offset
-    )
+    between = ((one.next_offset, other.base_offset) for one, other in pairwise(entries))
+    return tuple((start, end) for start, end in between if start < end)
 
 
 def _other_classes(entries: Rows) -> tuple[tuple[str, int, int], ...]:

@@ -65,10 +65,8 @@ class StoredForm(Generic[T]):
         return self.value(self._decoder.decode(text))
 
     def stored(self, value: T) -> msgspec.Struct:
-        return cast(
-            msgspec.Struct,
-            self.struct(**{name: self._map(name, getattr(value, name), "stored") for name in self._fields}),
-        )
+        fields = {name: self._map(name, getattr(value, name), "stored") for name in self._fields}
+        return cast(msgspec.Struct, self.struct(**fields))
 
     def value(self, stored: msgspec.Struct) -> T:
         return self._kind(**{name: self._map(name, getattr(stored, name), "value") for name in self._fields})

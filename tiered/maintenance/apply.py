@@ -65,28 +65,13 @@ from tiered.views.view_building import ViewWork, build_view
 
 Progress = Callable[[Decision], None]
 Decide = Callable[[PartitionSnapshot], Sequence[Decision]]
+Effect = Callable[[Application, Sequence[Decision]], None]
 
 
 UPLOADS = (CopySegment, ReplaceRemote, AdvanceCleanedOffset)
 SENDING = (*UPLOADS, BuildView)
 PAUSED = (CopySegment, ReplaceRemote, BuildView)  # not done while uploads are paused
 ENDING = (AdvanceLogStart, DeletePending, DeletePage)  # irreversible, and decided by the settings
-
-
-# What the state of the tier must allow for a decision. Rolls and views need nothing of the tier.
-ACTIONS: dict[type[Decision], TierAction] = {
-    CleanLog: TierAction.CLEAN,
-    CopySegment: TierAction.UPLOAD,
-    ReplaceRemote: TierAction.UPLOAD,
-    AdvanceCleanedOffset: TierAction.UPLOAD,
-    DropLocal: TierAction.DROP,
-    AdvanceLogStart: TierAction.EXPIRE,
-    ExpireRemote: TierAction.EXPIRE,
-    ExpirePage: TierAction.EXPIRE,
-    DeletePending: TierAction.DELETE_REMOTE,
-    DeletePage: TierAction.DELETE_REMOTE,
-    CollectManifests: TierAction.DELETE_REMOTE,
-}
 
 
 def _may(partition: Partition, action: TierAction) -> bool:
@@ -223,7 +208,7 @@ def _drop_copied(state: Application) -> None:
 
 def _apply_run(state: Application, run: Sequence[Decision], progress: Progress) -> None:
     is_held_up = isinstance(run[0], PAUSED) and state.partition.is_paused_now()
-    action = ACTIONS.get(type(run[0]))
+    action, apply = _EFFECTS[type(run[0])]
     is_forbidden = action is not None and not _may(state.partition, action)
     # A task may have waited long for the store since its decision: a retention raised since then must hold.
     if is_held_up or is_forbidden or (isinstance(run[0], ENDING) and state.partition.rules != state.rules):
@@ -231,14 +216,22 @@ def _apply_run(state: Application, run: Sequence[Decision], progress: Progress) 
         return
     for decision in run:
         progress(decision)
-    kind = type(run[0])
-    if kind is CopySegment:
-        _copy(state, run)
-    elif kind in _RUNS:
-        state.record(run, _RUNS[kind](state, run))
-    else:
+    apply(state, run)
+
+
+def _in_one_step(effect: Callable[[Application, Any], Sequence[Decision]]) -> Effect:
+    """Apply a whole run of decisions of one kind; `effect` returns the decisions that were done."""
+    return lambda state, run: state.record(run, effect(state, run))
+
+
+def _one_by_one(effect: Callable[[Application, Any], bool]) -> Effect:
+    """`effect` returns False if the state changed and the decision no longer applies."""
+
+    def apply(state: Application, run: Sequence[Decision]) -> None:
         for decision in run:
-            state.record([decision], [decision] if _SINGLE[kind](state, decision) else [])
+            state.record([decision], [decision] if effect(state, decision) else [])
+
+    return apply
 
 
 def _roll(state: Application, decision: RollActive) -> bool:
@@ -383,22 +376,20 @@ def _collect(state: Application, decision: CollectManifests) -> bool:
     return True
 
 
-# Decisions that are applied in runs of one kind; the result is the decisions that were done.
-_RUNS: dict[type[Decision], Callable[[Application, Sequence[Any]], Sequence[Decision]]] = {
-    ExpireRemote: _expire,
-    ExpirePage: _expire_pages,
-    DeletePending: _delete,
-    DeletePage: _delete,
-    AdvanceCleanedOffset: advance_entries,
-}
-# Decisions that are applied one by one. False if the state changed and the decision no longer applies.
-_SINGLE: dict[type[Decision], Callable[[Application, Any], bool]] = {
-    RollActive: _roll,
-    CleanLog: _clean,
-    ReplaceRemote: replace_remote,
-    DropLocal: _drop,
-    BuildView: _build_view,
-    AdvanceLogStart: _advance,
-    DisableTier: _disable,
-    CollectManifests: _collect,
+# What the state of the tier must allow for a decision (rolls and views need nothing of the tier), and its effect.
+_EFFECTS: dict[type[Decision], tuple[TierAction | None, Effect]] = {
+    RollActive: (None, _one_by_one(_roll)),
+    BuildView: (None, _one_by_one(_build_view)),
+    DisableTier: (None, _one_by_one(_disable)),
+    CleanLog: (TierAction.CLEAN, _one_by_one(_clean)),
+    CopySegment: (TierAction.UPLOAD, _copy),
+    ReplaceRemote: (TierAction.UPLOAD, _one_by_one(replace_remote)),
+    AdvanceCleanedOffset: (TierAction.UPLOAD, _in_one_step(advance_entries)),
+    DropLocal: (TierAction.DROP, _one_by_one(_drop)),
+    AdvanceLogStart: (TierAction.EXPIRE, _one_by_one(_advance)),
+    ExpireRemote: (TierAction.EXPIRE, _in_one_step(_expire)),
+    ExpirePage: (TierAction.EXPIRE, _in_one_step(_expire_pages)),
+    DeletePending: (TierAction.DELETE_REMOTE, _in_one_step(_delete)),
+    DeletePage: (TierAction.DELETE_REMOTE, _in_one_step(_delete)),
+    CollectManifests: (TierAction.DELETE_REMOTE, _one_by_one(_collect)),
 }

@@ -75,9 +75,7 @@ def test_a_manifest_with_views_decodes_to_itself():
     ],
 )
 def test_a_manifest_with_contradictory_views_is_not_written(views):
-    with pytest.raises(
-        InvalidRequest, match=r"invalid manifest, .*view|readers would refuse the new manifest: .*views\["
-    ):
+    with pytest.raises(InvalidRequest, match=r"invalid manifest, .*view|readers would refuse .*views\["):
         encode_manifest(manifest(*LOG, views=views))
 
 
