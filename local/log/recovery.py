@@ -207,7 +207,7 @@ def rebuild_indexes(files: SegmentFiles, *, interval_bytes: int) -> None:
 
 
 def _write_indexes(files: SegmentFiles, table: BatchTable, interval_bytes: int) -> None:
-    """Create new files: a map of the old ones may be in use, and truncating a mapped file is fatal."""
+    """Create new files: the old ones may be mapped into memory, and truncating a mapped file ends the process."""
     indexes = build_indexes(table, files.base_offset, interval_bytes)
     for suffix, body in ((OFFSET_INDEX, indexes.offset), (TIME_INDEX, indexes.time)):
         files.storage.unlink(files.path(suffix))

@@ -110,7 +110,7 @@ class FindingCode:
         topics: tuple[str, ...] = (),
         **facts: object,
     ) -> Finding:
-        """Return a finding. Facts that no text names follow it as ``name=value``. `what` replaces the text."""
+        """Return a finding. Facts that its text does not use follow it as ``name=value``. `what` replaces it."""
         return Finding(
             code=self.code,
             severity=self.severity if severity is None else severity,

@@ -101,7 +101,7 @@ class Cleaning:
         return sorted((run for history in histories for run in history.runs), key=lambda run: run.at_ms)
 
     def load(self, directory: LogDirectory) -> None:
-        """Load a directory's history: a log uncleanable at its end still is. Never raises for damage."""
+        """Load a directory's history. A log that was uncleanable at its end stays so. Never raises for damage."""
         try:
             history = CleaningHistory(directory.storage, directory.root)
         except LogError as error:

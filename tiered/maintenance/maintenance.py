@@ -119,7 +119,7 @@ class Maintenance:
         drops_copied: bool,
         rules: Mapping[TopicPartition, PartitionRules],
     ) -> dict[TopicPartition, Applied]:
-        """Apply a plan to the partitions without a running task; calls `busy` with each other one."""
+        """Apply a plan to the partitions without a running task; call `busy` with each partition that has one."""
         is_store_down = threading.Event()
 
         def apply_one(name: TopicPartition, decisions: Sequence[Decision]) -> Applied | None:

@@ -59,7 +59,7 @@ def export_config(config: Config, topics: Sequence[Topic], *, everything: bool =
 
 
 def as_toml(config: Config, exported: Exported) -> str:
-    """A ``tiered.toml``. Directories below its own are relative, so that a copy has its own."""
+    """A ``tiered.toml``. Directories below the file's own are relative: a copied deployment uses its copies."""
     root = os.path.dirname(os.path.abspath(config.path)) if config.path else os.getcwd()
     dirs = [_below(root, each) for each in config.data_dirs]
     lines = ["[local]", f"dir = {toml_text(dirs[0])}" if len(dirs) == 1 else f"dirs = {toml_text(dirs)}"]
