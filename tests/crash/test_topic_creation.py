@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from disk_model import ModelDisk
 from manager_world import NOW, World, send
+from run_profile import CREATION_STATES
 
 from local.errors import InvalidRequest
 from local.names import TopicPartition
@@ -15,7 +16,6 @@ from tiered.topics.topic_creation import AskedTopic
 
 NAMES = ("a", "b")
 ASKED = [AskedTopic(name=name, partitions=2) for name in NAMES]
-STATES = 3  # crash states at each moment
 
 
 def begun(roots: int = 1) -> World:
@@ -59,16 +59,16 @@ def test_a_crash_at_any_moment_of_a_creation_leaves_all_topics_or_none(roots):
 
         def look() -> None:
             disk.watch = None
-            for _ in range(STATES):
+            for _ in range(CREATION_STATES):
                 found.append(goes_on(world, disk.crash(rng), is_acknowledged=False))
             disk.watch = look
 
         disk.watch = look
         manager.topics.create_all(ASKED, now_ms=NOW)
         disk.watch = None
-        for _ in range(50):
+        for _ in range(16 * CREATION_STATES):
             goes_on(world, disk.crash(rng), is_acknowledged=True)
-    assert len(found) > 80
+    assert len(found) > 26 * CREATION_STATES
 
 
 @pytest.mark.parametrize("roots", [1, 2])
@@ -81,7 +81,7 @@ def test_acknowledged_records_of_a_new_topic_survive_a_crash(roots):
         send(manager, 10, topic=name)
         for number in (0, 1):
             manager.partitions.find(TopicPartition(name, number)).log.flush()
-    for _ in range(60):
+    for _ in range(20 * CREATION_STATES):
         with world.open(disk=world.disk.crash(rng)) as again:
             assert [again.partitions.find(TopicPartition(name, 0)).log.next_offset for name in NAMES] == [10] * 2
     manager.abandon()

@@ -73,6 +73,11 @@ REWRITING_SEEDS = by_profile(plain=2, deep=10)
 RACE_SEEDS = range(0, 320, by_profile(plain=8, deep=2))
 RACE_SEEDS_OF_FORKS = by_profile(plain=3, deep=8)
 ROT_CASES = by_profile(plain=120, deep=480)  # damaged buckets, of all topics together
+CREATION_STATES = by_profile(plain=1, deep=3)  # crash states at each effect of a topic's creation
+
+# --- tests/property ---------------------------------------------------------------------------------------------------
+
+HOSTILE_STRIDE = by_profile(plain=6, deep=2)  # of the seeds of which every byte is changed
 
 # --- processes --------------------------------------------------------------------------------------------------------
 
