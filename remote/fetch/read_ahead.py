@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 from local.errors import LogError
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition
@@ -28,7 +29,6 @@ WINDOW_BYTES_MIN = 1 << 20
 GROWTH = 4  # five reads reach the full window: each waits for the store once, and little is fetched in vain
 THREADS = 4  # for all streams together
 
-P = ParamSpec("P")
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()
@@ -136,7 +136,7 @@ class SequentialReader:
                 self._covered = 0
                 continue
             length = min(self._piece(self._window - ahead), last.size_bytes - self._covered)
-            self._flights.append(_pool().submit(self._warm, last, self._covered, length))
+            self._flights.append(_pool().submit(partial(self._warm, last, self._covered, length)))
             self._covered += length
 
     def _piece(self, missing: int) -> int:
@@ -153,7 +153,7 @@ class SequentialReader:
 
     def _crossed(self, entry: SegmentEntry) -> SegmentEntry | None:
         if self._crossing is None or self._crossing[0] != entry.ulid:
-            self._crossing = entry.ulid, _pool().submit(self._cross, entry)
+            self._crossing = entry.ulid, _pool().submit(partial(self._cross, entry))
         _, found = self._crossing
         return found.result() if found.done() else None
 
@@ -195,14 +195,14 @@ class _Threads:
         self._lock = threading.Lock()
         self._asked: SimpleQueue[Callable[[], None]] = SimpleQueue()
 
-    def submit(self, call: Callable[P, T], /, *given: P.args, **named: P.kwargs) -> Future[T]:
+    def submit(self, call: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
 
         def run() -> None:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                future.set_result(call(*given, **named))
+                future.set_result(call())
             except BaseException as error:  # noqa: BLE001 - it is the future's to tell, and the thread goes on
                 future.set_exception(error)
 

@@ -13,7 +13,7 @@ never created: a mistyped path must not look like an empty store.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from urllib.parse import quote
@@ -44,7 +44,32 @@ from remote.store.protocol import (
 ASIDE = "~aside"  # no topic name contains a tilde
 
 
-class FileStore(ObjectStore):
+class DirectoryStore(ObjectStore):
+    """The common part of stores in a directory, `_root`: an object is written aside and then gets its name."""
+
+    _root: str
+
+    def put(self, key: str, body: Body) -> None:
+        check_body(key, len(body))
+        self._publish("cannot store an object", key, [body], overwrite=True)
+
+    def put_if_absent(self, key: str, body: Body) -> None:
+        check_body(key, len(body))
+        self._publish("cannot create an object", key, [body], overwrite=False)
+
+    def upload(self, key: str, source: UploadSource) -> None:
+        self._publish("cannot upload an object", key, begun_parts(key, source), overwrite=True)
+
+    def _publish(self, attempt: str, key: str, bodies: Iterable[Body], *, overwrite: bool) -> None:
+        raise NotImplementedError
+
+    def _path(self, key: str) -> str:
+        if check_key(key).split("/", 1)[0] == ASIDE:
+            raise InvalidRequest("invalid object name, it is reserved for temporary files", key=key)
+        return f"{self._root.rstrip('/')}/{key}"
+
+
+class FileStore(DirectoryStore):
     """A store in `root`, an existing absolute directory."""
 
     def __init__(self, root: str, *, storage: Storage | None = None) -> None:
@@ -57,17 +82,6 @@ class FileStore(ObjectStore):
     @property
     def url(self) -> str:
         return f"file://{quote(os.fsencode(self._root))}"  # quoted, so that any directory name opens again
-
-    def put(self, key: str, body: Body) -> None:
-        check_body(key, len(body))
-        self._publish(key, [body], self._storage.rename)
-
-    def put_if_absent(self, key: str, body: Body) -> None:
-        check_body(key, len(body))
-        self._publish(key, [body], self._link)
-
-    def upload(self, key: str, source: UploadSource) -> None:
-        self._publish(key, begun_parts(key, source), self._storage.rename)
 
     def get(self, key: str) -> bytes:
         with self._translated("cannot read an object", key):
@@ -114,11 +128,11 @@ class FileStore(ObjectStore):
     def close(self) -> None:
         pass
 
-    def _publish(self, key: str, bodies: Iterable[Body], name: Callable[[str, str], None]) -> None:
+    def _publish(self, attempt: str, key: str, bodies: Iterable[Body], *, overwrite: bool) -> None:
         path = self._path(key)
-        self._check_root("cannot store an object")
+        self._check_root(attempt)
         aside = f"{self._root}/{ASIDE}/{new_ulid(0)}"
-        translated = partial(self._translated, "cannot store an object", key)
+        translated = partial(self._translated, attempt, key)
         with translated():
             self._storage.make_directory(_parent(aside))
             self._storage.make_directory(_parent(path))
@@ -134,7 +148,7 @@ class FileStore(ObjectStore):
             finally:
                 file.close()
             with translated():
-                name(aside, path)
+                self._storage.rename(aside, path) if overwrite else self._link(aside, path)
         finally:
             with translated():
                 self._storage.unlink(aside)
@@ -149,11 +163,6 @@ class FileStore(ObjectStore):
             raise AlreadyExists("cannot create an object, the name already exists", store=self.url, key=key) from None
         except OSError as error:
             raise DiskFailed("cannot link a file", path=path, cause=error.strerror) from error
-
-    def _path(self, key: str) -> str:
-        if check_key(key).split("/", 1)[0] == ASIDE:
-            raise InvalidRequest("invalid object name, it is reserved for temporary files", key=key)
-        return f"{self._root.rstrip('/')}/{key}"
 
     def _walk(self, directory: str, above: tuple[str, ...] = ()) -> Iterator[ObjectInfo]:
         """All files below, unordered; follows symbolic links except to `above`, the enclosing directories."""

@@ -49,15 +49,10 @@ from local.errors import (
     Unavailable,
 )
 from remote.keys import is_ulid, new_ulid
-from remote.store.file_store import ASIDE
+from remote.store.file_store import ASIDE, DirectoryStore
 from remote.store.protocol import (
     Body,
     ObjectInfo,
-    ObjectStore,
-    UploadSource,
-    begun_parts,
-    check_body,
-    check_key,
     check_length,
     check_range,
 )
@@ -97,7 +92,7 @@ _REFUSED = {
 }  # fmt: skip
 
 
-class HdfsStore(ObjectStore):
+class HdfsStore(DirectoryStore):
     """A store in HDFS. `authority` is ``host:port``, a nameservice, or "" for the default one."""
 
     def __init__(self, authority: str, root: str, options: Mapping[str, object] | None = None) -> None:
@@ -117,17 +112,6 @@ class HdfsStore(ObjectStore):
     @property
     def url(self) -> str:
         return f"hdfs://{self._authority}{quote(self._root)}".rstrip("/")
-
-    def put(self, key: str, body: Body) -> None:
-        check_body(key, len(body))
-        self._publish("cannot store an object", key, [body], overwrite=True)
-
-    def put_if_absent(self, key: str, body: Body) -> None:
-        check_body(key, len(body))
-        self._publish("cannot create an object", key, [body], overwrite=False)
-
-    def upload(self, key: str, source: UploadSource) -> None:
-        self._publish("cannot upload an object", key, begun_parts(key, source), overwrite=True)
 
     def _publish(self, attempt: str, key: str, bodies: Iterable[Body], *, overwrite: bool) -> None:
         path = self._path(key)
@@ -322,19 +306,6 @@ class HdfsStore(ObjectStore):
         if not is_directory:
             missing = f"{attempt}, the store's directory does not exist"
             raise NotFound(missing, store=self.url).with_code(ErrorCode.STORE_DIRECTORY_MISSING)
-
-    def _path(self, key: str) -> str:
-        if check_key(key).split("/", 1)[0] == ASIDE:
-            raise InvalidRequest("invalid object name, it is reserved for temporary files", key=key)
-        return f"{self._root.rstrip('/')}/{key}"
-
-
-def _note_fork() -> None:
-    global _forked_at
-    _forked_at = time.monotonic() if _has_connected else None
-
-
-os.register_at_fork(after_in_child=_note_fork)
 
 
 def make_filesystem(authority: str, options: Mapping[str, str]) -> Any:  # noqa: ANN401

@@ -7,14 +7,9 @@
 | ``file:///absolute/directory`` | `store.file_store`; the directory must exist; ``%23`` stands for ``#``, and so on |
 | ``memory://name`` | `remote.store.memory_store`; one store per name in this process |
 
-S3 options of this project:
-
-- ``client``: ``s3fs``, ``obstore`` or ``auto``, the default: obstore, the faster client, if it is installed and
-  supports all other options.
-- ``sse`` and ``sse_kms_key_id``: server-side encryption of all writes, unless `objects` has one. A bucket whose policy
-  refuses unencrypted objects then accepts pins and manifests from a reader or a job too.
-
-Options may hold secrets. Only the client gets them: they are not in URLs, errors or representations.
+S3 options of this project: ``client`` (docs/reference/stores.md); ``sse`` and ``sse_kms_key_id``, the server-side
+encryption of all writes, unless `objects` has one. Options may hold secrets. Only the client gets them: they are not in
+URLs, errors or representations.
 """
 
 from __future__ import annotations

@@ -8,17 +8,8 @@ Order of effects:
 4. Return the entry, which the caller commits with `MetadataLog.commit`. Before the commit no reader sees the objects.
 
 A crash before the commit leaves objects that no manifest names, under names that are never used again. Nothing is read
-back. The store checks the bits during the upload as far as it can:
-
-| store | check of the bits during the upload |
-|---|---|
-| ``s3://`` | every body and part carries the CRC32 that botocore computes; S3 refuses a mismatch; then a resend |
-| ``file://`` | written, fsynced, renamed, the directory fsynced; no checksum of the file system is assumed |
-| ``memory://`` | the bytes themselves |
-
-Not every server that speaks S3 compares the CRC32, and the client's option ``request_checksum_calculation =
-"when_required"`` leaves it out. Then the first read finds changed bits by the chunk checksums in the indexes object;
-the local copy may be dropped before that.
+back: the store checks the bits during the upload as far as it can (docs/reference/formats.md). Otherwise the first read
+finds changed bits by the chunk checksums in the indexes object; the local copy may be dropped before that.
 """
 
 from __future__ import annotations

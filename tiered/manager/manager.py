@@ -3,13 +3,11 @@
 Partitions are independent: an error of one (its store unavailable, its bytes damaged, another writer) is recorded in
 `problems`, and the others continue. A damaged or contested partition raises its error to its readers and writers. An
 error of the whole directory or bucket (the lock, the checkpoints, no such bucket, no access) is raised by the method
-that meets it. The caller gives the time (`tick(now_ms)`). Threads:
+that meets it. The caller gives the time (`tick(now_ms)`).
 
-- Every method may be called from any thread.
-- Topics are created and altered one at a time. Maintenance (`tick`, `apply`) runs one at a time. Both run in parallel.
-- Appends, reads, `snapshots` and `plan` wait for neither.
-- A `progress` callable must not create or alter topics.
-- `close` and `abandon` come last, with no other call running.
+Every method may be called from any thread, `close` and `abandon` last, with no other call running. Topics are created
+and altered one at a time, and maintenance (`tick`, `apply`) runs one at a time, both in parallel. Appends, reads,
+`snapshots` and `plan` wait for neither. A `progress` callable must not create or alter topics.
 """
 
 from __future__ import annotations

@@ -102,13 +102,9 @@ class ObservedStore(StoreWrapper):
 class ImmutableStore(StoreWrapper):
     """A store that never overwrites or deletes objects: for buckets under object lock, or by choice.
 
-    GC runs as usual: objects are unlinked, wait for the grace period and the pins, and leave the list of pending
-    deletes. Only the delete itself is skipped and logged; `spared` counts these objects. They are orphans from then on.
-    `tiered gc` lists them with their price, for a lifecycle rule or a person to delete. Probes and expired pins stay.
-    Manifests below the GC boundary are void whether they exist or not.
-
-    A `put` creates. The same bytes again are no error (a lost answer); other bytes raise AlreadyExists. So a pin cannot
-    be renewed in place.
+    GC runs as usual. Only the delete itself is skipped and logged; `spared` counts these objects, which are orphans
+    from then on (`tiered gc` lists them). Manifests below the GC boundary are void whether they exist or not. A `put`
+    creates. The same bytes again are no error (a lost answer); other bytes raise AlreadyExists: no pin can be renewed.
     """
 
     def __init__(self, inner: ObjectStore) -> None:
