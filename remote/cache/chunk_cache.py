@@ -67,20 +67,19 @@ class ChunkCache:
     def bytes_max(self) -> int:
         return self._bytes_max
 
-    def fetch(self, wanted: Sequence[K], load: Loader[K, V], *, ahead: Sequence[K] = ()) -> list[V]:
+    def fetch(self, wanted: Sequence[K], load: Loader[K, V]) -> list[V]:
         """The value of every key in `wanted`, in order. Errors of `load` pass through.
 
-        `load` gets the keys that are neither cached nor being loaded by another reader. It must return all of these
-        that are `wanted`. It also gets the missing keys of `ahead`, and may omit them. If another reader's load failed,
-        this reader loads by itself at once: otherwise the readers of a hanging store would queue, each until its
-        deadline.
+        `load` gets the keys that are neither cached nor being loaded by another reader, and returns all of them. If
+        another reader's load failed, this reader loads by itself at once: otherwise the readers of a hanging store
+        would queue, each until its deadline.
         """
         found: dict[K, V] = {}
         while True:
             missing = [key for key in wanted if key not in found]
             if not missing:
                 return [found[key] for key in wanted]
-            mine, theirs = self._claim(missing, ahead, found)
+            mine, theirs = self._claim(missing, found)
             if mine:
                 found.update(self._load(mine, load))
             for flight in set(theirs.values()):
@@ -93,13 +92,6 @@ class ChunkCache:
         """Add values that came with another request; cached values stay."""
         with self._lock:
             self._keep(loaded.items())
-
-    def drop(self, keys: Sequence[Hashable]) -> None:
-        """Evict these keys, and all keys of the same bodies."""
-        with self._lock:
-            for key in keys:
-                if (entry := self._entry_of.get(key)) is not None:
-                    self._forget(entry)
 
     def peek(self, key: Hashable) -> object:
         """The cached value, without marking it as used."""
@@ -114,7 +106,7 @@ class ChunkCache:
                 if self._left % LEFT_KEPT:
                     self._entries.move_to_end(entry, last=False)
 
-    def _claim(self, missing: Sequence[K], ahead: Sequence[K], found: dict[K, V]) -> tuple[list[K], dict[K, _Flight]]:
+    def _claim(self, missing: Sequence[K], found: dict[K, V]) -> tuple[list[K], dict[K, _Flight]]:
         mine: list[K] = []
         theirs: dict[K, _Flight] = {}
         with self._lock:
@@ -128,9 +120,6 @@ class ChunkCache:
                     mine.append(key)
             self.misses += len(mine)
             self.hits += len(missing) - len(mine)
-            if mine:
-                fresh = [key for key in ahead if key not in self._values and key not in self._flights]
-                mine += [key for key in fresh if key not in missing]
             self._flights.update(dict.fromkeys(mine, _Flight()))
         return mine, theirs
 

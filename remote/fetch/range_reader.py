@@ -71,16 +71,14 @@ class RemotePartition:
         cache: ChunkCache | None = None,
         *,
         metadata: MetadataLog | None = None,
-        read_ahead_chunks: int = 0,
         keys: KeyRing = NO_KEYS,
         disk: DiskCache | None = None,
         guesses: RangePredictor | None = None,
     ) -> None:
-        """`metadata` is the caller's chain. A miss fetches `read_ahead_chunks` more of the segment."""
+        """`metadata` is the caller's chain."""
         self._store = store
         self._prefix = prefix
         self._cache = ChunkCache() if cache is None else cache
-        self._read_ahead_chunks = read_ahead_chunks
         self._keys = keys
         self._disk = disk
         self._log = MetadataLog(keyed(store, keys), prefix) if metadata is None else metadata
@@ -193,22 +191,18 @@ class RemotePartition:
 
     def _chunks(self, segment: SegmentEntry, table: ChunkTable, numbers: range) -> list[Slice]:
         name, fresh = full_key(self._prefix, segment.data_key), list[_Piece]()
-        end = min(numbers.stop + self._read_ahead_chunks, len(table))
+        wanted = [(name, number) for number in numbers]
         try:
-            return self._cache.fetch(
-                [(name, number) for number in numbers],
-                lambda keys: self._load(segment, table, keys, numbers, fresh),
-                ahead=[(name, number) for number in range(numbers.stop, end)],
-            )
+            return self._cache.fetch(wanted, lambda keys: self._load(segment, table, keys, fresh))
         finally:
             # Readers that wait for these chunks have them already; they do not wait for the disk.
             for number, body in fresh:
                 self._to_disk(name, number, body)
 
     def _load(
-        self, segment: SegmentEntry, table: ChunkTable, keys: Sequence[Key], wanted: range, fresh: list[_Piece]
+        self, segment: SegmentEntry, table: ChunkTable, keys: Sequence[Key], fresh: list[_Piece]
     ) -> Mapping[Key, Slice]:
-        """Return chunks; those outside `wanted` only if they are sound. Adds bytes from the store to `fresh`."""
+        """Return sound chunks. Adds bytes from the store to `fresh`."""
         name, opened = keys[0][0], self._opener(segment, table)
         loaded = self._from_disk(table, keys, opened)
         runs = list(_runs(table, sorted(number for name, number in keys if (name, number) not in loaded)))
@@ -225,8 +219,7 @@ class RemotePartition:
                     if self._disk is not None:
                         fresh.append((number, stored.view()))
                 except Corrupt:
-                    if number in wanted:
-                        loaded[name, number] = self._opened_again(segment, table, number, opened)
+                    loaded[name, number] = self._opened_again(segment, table, number, opened)
         return loaded
 
     def _from_disk(self, table: ChunkTable, keys: Sequence[Key], opened: Opener) -> dict[Key, Slice]:

@@ -231,7 +231,7 @@ class _Planner:
                 return True
         except NotFound:
             return True
-        remote = RemotePartition(self._store, name.prefix, ChunkCache(0), read_ahead_chunks=0, keys=self._keys)
+        remote = RemotePartition(self._store, name.prefix, ChunkCache(0), keys=self._keys)
         return bool(check_segment(self._store, remote, entry, check_contents))
 
     def _segment(self, name: RemotePartitionName, entry: SegmentEntry, manifest: Manifest) -> SegmentRepair:

@@ -140,7 +140,7 @@ def _indexed(store: ObjectStore, prefix: str, entry: SegmentEntry, keys: KeyRing
     except (Corrupt, NotFound, AccessDenied):
         return None
     true = as_indexed(entry, bundle, len(body))
-    remote = RemotePartition(store, prefix, ChunkCache(), read_ahead_chunks=0, keys=keys)
+    remote = RemotePartition(store, prefix, ChunkCache(), keys=keys)
     return _Bytes(read=partial(remote.read, true), size_bytes=true.size_bytes, bundle=bundle)
 
 
@@ -312,7 +312,7 @@ def _entry_of(store: ObjectStore, prefix: str, key: str, page: PageEntry, modifi
         committed_ms=modified_ms,
     )
     true = as_indexed(bare, bundle, len(body))
-    remote = RemotePartition(store, prefix, ChunkCache(), read_ahead_chunks=0)
+    remote = RemotePartition(store, prefix, ChunkCache())
     tables = _tables(_Bytes(read=partial(remote.read, true), size_bytes=true.size_bytes, bundle=bundle))
     true = replace(true, epochs=_epochs_of(tables, true.base_offset))
     inspector = SegmentInspector(true.data_key, true.base_offset, true.next_offset, true.epochs)

@@ -135,7 +135,7 @@ def plan_scrub(
 
 def scrub_segment(job: SegmentJob, store: ObjectStore, keys: KeyRing = NO_KEYS) -> SegmentResult:
     """Read one segment and its indexes completely. Raises Unavailable if the store serves no request."""
-    remote = RemotePartition(store, job.prefix, ChunkCache(0), read_ahead_chunks=0, keys=keys)
+    remote = RemotePartition(store, job.prefix, ChunkCache(0), keys=keys)
     try:
         found = check_segment(store, remote, job.entry, check_contents)
     except LogError as error:

@@ -201,7 +201,7 @@ def plan_compaction(
         wrong = "cannot compact the topic in the bucket, its cleanup.policy does not include compact"
         raise InvalidRequest(wrong, **facts)
     job_id = job_id or f"compact-{new_ulid(now_ms)}"
-    remote = RemotePartition(store, name.prefix, ChunkCache(), metadata=log, read_ahead_chunks=0, keys=keys)
+    remote = RemotePartition(store, name.prefix, ChunkCache(), metadata=log, keys=keys)
     source = PartitionSource(name.topic_partition, None, remote, log)
     known = find_job(manifest, job_id)
     is_done = known is not None and known.turn >= 0

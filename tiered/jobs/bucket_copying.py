@@ -168,7 +168,7 @@ def copy_entry(
     keys: KeyRing = NO_KEYS,
 ) -> SegmentEntry:
     """Read, check, upload and verify one segment. Raises NotFound for an expired entry, Corrupt for a damaged one."""
-    remote = RemotePartition(source, plan.name.prefix, ChunkCache(), read_ahead_chunks=0, keys=keys)
+    remote = RemotePartition(source, plan.name.prefix, ChunkCache(), keys=keys)
     entry = copy_segment(
         target,
         plan.name.prefix,

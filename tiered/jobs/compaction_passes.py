@@ -88,7 +88,7 @@ class GroupWork:
         self._storage, self._directory, self._keys = storage, directory, keys
         self._pace = CleanerThrottle(plan.name.topic_partition, lambda: False)
         cache = ChunkCache(_CACHE_BYTES)
-        self._remote = RemotePartition(store, plan.name.prefix, cache, read_ahead_chunks=0, keys=keys)
+        self._remote = RemotePartition(store, plan.name.prefix, cache, keys=keys)
 
     # --- pass one ----------------------------------------------------------------------------------------------------
 

@@ -275,7 +275,7 @@ def _target(
 
 def _source(store: ObjectStore, name: RemotePartitionName, keys: KeyRing) -> PartitionSource:
     metadata = MetadataLog(store, name.prefix)
-    remote = RemotePartition(store, name.prefix, ChunkCache(), metadata=metadata, read_ahead_chunks=0, keys=keys)
+    remote = RemotePartition(store, name.prefix, ChunkCache(), metadata=metadata, keys=keys)
     return PartitionSource(name.topic_partition, None, remote, metadata)
 
 

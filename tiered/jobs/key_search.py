@@ -298,7 +298,7 @@ class ScanJob(BucketJob[ScanUnit, KeyCount, "Scan"]):
 
 
 def _scanned(bucket: Bucket, keys: KeyDigests, unit: ScanUnit, store: ObjectStore) -> KeyCount:
-    remote = RemotePartition(store, unit.prefix, ChunkCache(0), read_ahead_chunks=0, keys=bucket.keys())
+    remote = RemotePartition(store, unit.prefix, ChunkCache(0), keys=bucket.keys())
     try:
         return count_keys(remote, unit.entry, keys)
     except NotFound as error:

@@ -241,7 +241,7 @@ class Redactor:
         keys: KeyRing = NO_KEYS,
     ) -> SegmentEntry | None:
         """Upload the segment, or the part of `view`; None: no such record in a segment, no other in a view part."""
-        remote = RemotePartition(store, plan.name.prefix, ChunkCache(), read_ahead_chunks=0, keys=keys)
+        remote = RemotePartition(store, plan.name.prefix, ChunkCache(), keys=keys)
         storage = DiskStorage()
         with self.bucket.scratch() as directory:
             path = join(directory, segment_file(entry.base_offset, LOG) + CLEANED)

@@ -344,7 +344,7 @@ def unless_expired(
 def _rewritten(
     plan: RewritePlan, group: RewriteGroup, store: ObjectStore, keys: KeyRing, target: ObjectStore
 ) -> RewrittenGroup:
-    remote = RemotePartition(store, plan.name.prefix, ChunkCache(), read_ahead_chunks=0, keys=keys)
+    remote = RemotePartition(store, plan.name.prefix, ChunkCache(), keys=keys)
     object_encoding = group.encoding.object_encoding(keys)
     if len(group.entries) == 1 and (
         encoding_of_entry(group.entries[0]) == group.encoding or _would_stay(remote, group, object_encoding)

@@ -47,7 +47,6 @@ class PartitionStatus:
     lag_since_ms: int | None = None
     overdue_bytes: int = 0
     overdue_since_ms: int | None = None
-    problem: str | None = None
     paused: Pause | None = None
 
     @property
@@ -55,7 +54,7 @@ class PartitionStatus:
         return self.paused.since_ms if self.paused is not None else None
 
 
-def partition_status(snapshot: PartitionFigures, problem: str | None = None) -> PartitionStatus:
+def partition_status(snapshot: PartitionFigures) -> PartitionStatus:
     is_copied = snapshot.is_tiered and not snapshot.rules.copy_disabled
     waiting = uncopied(snapshot) if is_copied else []
     only_here = [each for each in snapshot.segments if not snapshot.has_safe_copy(each)]
@@ -81,6 +80,5 @@ def partition_status(snapshot: PartitionFigures, problem: str | None = None) -> 
         lag_since_ms=copy_due_since_ms(snapshot),
         overdue_bytes=sum(size for _, size in overdue),
         overdue_since_ms=min((since for since, _ in overdue), default=None),
-        problem=problem,
         paused=snapshot.paused,
     )

@@ -188,9 +188,11 @@ def check_same_records(
     """Check that both tiers hold the same batch at the last common offset. Raises Diverged or Unavailable.
 
     Called for logs that held records and were behind `manifest` when opened, and for logs that took records while the
-    bucket was unavailable (`is_unconfirmed`). `bucket` is the partition without its log. Also raises Diverged if batches
-    cannot be compared and records came while the bucket was unavailable at offsets that the bucket has, and if the log
-    is unconfirmed, the bucket expired that batch, and its log start rose without this disk: it may be the only copy.
+    bucket was unavailable (`is_unconfirmed`). `bucket` is the partition without its log. Raises Diverged in two more
+    cases, because the records may be the only copy:
+
+    - Batches cannot be compared, and records came while the bucket was unavailable at offsets that the bucket has.
+    - The log is unconfirmed, the bucket expired that batch, and the bucket's log start rose without this disk.
     """
     log = held.log
     at = min(log.next_offset, manifest.entries_end_offset) - 1

@@ -1,10 +1,9 @@
 """`TierState`: relation of a partition to its remote tier, its transitions, the allowed actions.
 
 docs/explanation/partition-state.md shows the tables: `TRANSITIONS` (an event that it does not list for the present
-state is a defect), `PERMISSIONS`, and `CONDITIONS`, one more fact for `CHECKED` cells. The commit protocol
+state is a defect), and `PERMISSIONS`, with one more fact for `CHECKED` cells. The commit protocol
 (`remote.manifest.commit_protocol`) may learn in any thread that a commit is in doubt, another writer took over, or the
-tier is disabled in the manifest. `seen_by` derives IN_DOUBT, FENCED and DISABLED from WRITER when the state is read, so
-the events of these transitions (`OBSERVED`) are never sent to the machine.
+tier is disabled in the manifest. `seen_by` derives IN_DOUBT, FENCED and DISABLED from WRITER when the state is read.
 """
 
 from __future__ import annotations
@@ -42,10 +41,6 @@ class TierEvent(Enum):
     UNTIERED = "the settings no longer enable a tier that never existed"
     AGREED = "a read-only open compared the tiers"
     ACQUIRED = "the takeover was committed and the tiers agree"
-    COMMIT_SENT = "a commit was sent"
-    COMMIT_RESOLVED = "the outcome of the commit is known"
-    TIER_DISABLED = "a commit disabled the tier"
-    TIER_ENABLED = "the disabled tier is empty, and the settings enable it again"
     FENCED = "another writer was seen"
     DIVERGED = "the tiers contradict each other"
     LOST = "the bucket lacks dropped records"
@@ -68,14 +63,11 @@ class TierAction(Enum):
 class Permission(Enum):
     ALLOWED = "yes"
     FORBIDDEN = "no"
-    CHECKED = "if"  # `CONDITIONS` names the fact that decides
+    CHECKED = "if"  # `Partition.allows` checks the fact that decides
 
 
 WRITING = frozenset({TierState.WRITER, TierState.IN_DOUBT, TierState.DISABLED})
 STOPPED = frozenset({TierState.FENCED, TierState.DIVERGED, TierState.LOST, TierState.REFUSED})
-OBSERVED = frozenset(
-    {TierEvent.COMMIT_SENT, TierEvent.COMMIT_RESOLVED, TierEvent.TIER_DISABLED, TierEvent.TIER_ENABLED}
-)
 
 _LIVING = frozenset(TierState) - {TierState.DELETED}
 _STOPS = {
@@ -89,22 +81,14 @@ _STOPS = {
 def _transitions() -> dict[tuple[TierState, TierEvent], TierState]:
     of, on = TierState, TierEvent
     table = {(state, event): stop for state in _LIVING for event, stop in _STOPS.items()}
-    table |= {(state, on.DELETED): of.DELETED for state in TierState}
+    table |= {(state, on.DELETED): of.DELETED for state in _LIVING}
     # Settings are applied again at each change. They decide only between the two states without contact.
     table |= {(state, event): state for state in _LIVING for event in (on.TIERED, on.UNTIERED)}
     table |= {(of.LOCAL_ONLY, on.TIERED): of.UNREACHED, (of.UNREACHED, on.UNTIERED): of.LOCAL_ONLY}
     table |= {(state, on.AGREED): of.UNREACHED for state in STOPPED | {of.UNREACHED}}
     table |= {(state, on.ACQUIRED): of.WRITER for state in STOPPED | {of.UNREACHED}}
-    table |= {(state, on.COMMIT_SENT): of.IN_DOUBT for state in WRITING}
-    table |= {
-        (of.IN_DOUBT, on.COMMIT_RESOLVED): of.WRITER,
-        (of.WRITER, on.TIER_DISABLED): of.DISABLED,
-        (of.IN_DOUBT, on.TIER_DISABLED): of.DISABLED,  # the resolved commit is the one that disabled it
-        (of.DISABLED, on.TIER_ENABLED): of.WRITER,
-    }
     # A task of a deleted topic may still report: its news changes nothing.
-    table |= {(of.DELETED, event): of.DELETED for event in TierEvent if event not in OBSERVED}
-    return table
+    return table | {(of.DELETED, event): of.DELETED for event in TierEvent}
 
 
 TRANSITIONS = _transitions()
@@ -125,14 +109,6 @@ PERMISSIONS: dict[TierState, dict[TierAction, Permission]] = {
         TierState.REFUSED: (_NO, _IF, _NO, _NO, _NO, _NO, _NO),
         TierState.DELETED: (_NO, _NO, _NO, _NO, _NO, _NO, _NO),
     }.items()
-}
-_AGREED_BEFORE = "this process was the writer before: until then the tiers agreed"
-CONDITIONS: dict[tuple[TierState, TierAction], str] = {
-    (TierState.UNREACHED, TierAction.APPEND): (
-        "the log has records and does not end before the newest manifest: else offsets could collide"
-    ),
-    (TierState.IN_DOUBT, TierAction.CLEAN): "no upload and no view may be part of the commit in doubt",
-    **{(state, TierAction.READ_REMOTE): _AGREED_BEFORE for state in STOPPED},
 }
 
 

@@ -29,7 +29,7 @@ def check_partition(
     """Check one partition with its contents. Raises the store's error if it cannot be reached."""
     store = keyed(store, keys)
     report = survey_partition(store, prefix)
-    remote = RemotePartition(store, prefix, ChunkCache(0), read_ahead_chunks=0, keys=keys)
+    remote = RemotePartition(store, prefix, ChunkCache(0), keys=keys)
     for entry in report.entries:
         found = check_segment(store, remote, entry, check)
         if found and is_still_named(store, prefix, entry):

@@ -126,7 +126,7 @@ def _remote(store: ObjectStore, split: Split, keys: KeyRing, layout: LayoutOptio
     cache = ChunkCache(_CACHE_BYTES)
     found = external_format(store, replace(layout, layout=split.layout)) if split.layout != OURS.layout else None
     if found is None:
-        return RemotePartition(store, split.prefix, cache, read_ahead_chunks=0, keys=keys)
+        return RemotePartition(store, split.prefix, cache, keys=keys)
     return ExternalPartition(store, found, cache)
 
 

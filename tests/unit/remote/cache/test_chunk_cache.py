@@ -45,8 +45,6 @@ def test_pieces_of_one_body_are_evicted_together_and_count_the_whole_body():
     cache.fetch([("o", 2), ("o", 1)], load)
     assert loads == [[1, 2], [3], [2, 1]]
     cache.fetch([("o", 1)], load)
-    cache.drop([("o", 1)])
-    assert cache.size_bytes == 0
 
 
 def test_using_one_piece_protects_its_whole_body():
@@ -235,14 +233,14 @@ def test_a_reader_waits_once_for_several_loads_of_another_reader():
     def load(keys):
         loading.set()
         release.wait(60)
-        return {key: b"%d" % key[1] for key in keys if key[1] != 2}  # one that the load may leave out
+        return {key: b"%d" % key[1] for key in keys}
 
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(cache.fetch, [("o", 1)], load, ahead=[("o", 2), ("o", 3)])
+        first = pool.submit(cache.fetch, [("o", 1), ("o", 3)], load)
         loading.wait(60)
         second = pool.submit(
             cache.fetch, [("o", 3), ("o", 2), ("o", 1)], lambda keys: {key: b"own %d" % key[1] for key in keys}
         )
         release.set()
-        assert first.result(60) == [b"1"]
+        assert first.result(60) == [b"1", b"3"]
         assert second.result(60) == [b"3", b"own 2", b"1"]

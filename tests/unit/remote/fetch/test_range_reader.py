@@ -73,12 +73,11 @@ def damage(store, key, at=None, cut=None):
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("read_ahead", [0, 1, 4, 100])
-def test_any_range_reads_the_uploaded_bytes(store, read_ahead):
+def test_any_range_reads_the_uploaded_bytes(store):
     entry = copied(store)
-    reader = RemotePartition(store, PREFIX, ChunkCache(3 * CHUNK), read_ahead_chunks=read_ahead)
-    rng = random.Random(read_ahead)
-    for _ in range(200):
+    reader = RemotePartition(store, PREFIX, ChunkCache(3 * CHUNK))
+    rng = random.Random(1)
+    for _ in range(800):
         position, length = rng.randrange(len(BODY) + 10), rng.randrange(3 * CHUNK)
         assert bytes(reader.read(entry, position, length)) == BODY[position : position + length]
     assert bytes(reader.read(entry, 0, len(BODY))) == BODY
@@ -111,11 +110,11 @@ def test_indexes_are_read_back_and_lead_to_positions(store, partition):
 def test_a_cold_read_is_two_requests_and_a_warm_one_none(store):
     entry = copied(store)
     metered = MeteredStore(store)
-    reader = RemotePartition(metered, PREFIX, read_ahead_chunks=4)
-    reader.read(entry, 5000, 100)
-    assert metered.counts().gets == 2  # indexes, one range
+    reader = RemotePartition(metered, PREFIX)
     reader.read(entry, 5000, CHUNK * 4)
-    assert metered.counts().gets == 2  # read ahead
+    assert metered.counts().gets == 2  # indexes, one range
+    reader.read(entry, 5000, 100)
+    assert metered.counts().gets == 2
     reader.read(entry, 0, len(BODY))
     assert metered.counts().gets == 4  # the missing bytes are on two sides
 
@@ -375,7 +374,7 @@ def test_the_chunk_cache_never_holds_more_bytes_alive_than_its_limit(store):
             return bodies
 
     cache = ChunkCache(5 * CHUNK)
-    reader = RemotePartition(Watched(), PREFIX, cache, read_ahead_chunks=2)
+    reader = RemotePartition(Watched(), PREFIX, cache)
     rng = random.Random(5)
     for _ in range(300):
         position, length = rng.randrange(len(BODY)), rng.randrange(3 * CHUNK)
@@ -395,8 +394,8 @@ def test_a_read_inside_one_fetch_copies_no_bytes(store):
             bodies.extend(store.get_range(key, *each) for each in ranges)
             return bodies[-len(ranges) :]
 
-    reader = RemotePartition(Watched(), PREFIX, read_ahead_chunks=4)
-    for position, length in ((0, 3 * CHUNK), (100, 5 * CHUNK), (2 * CHUNK, CHUNK)):
+    reader = RemotePartition(Watched(), PREFIX)
+    for position, length in ((0, 7 * CHUNK), (100, 5 * CHUNK), (2 * CHUNK, CHUNK)):
         found = reader.read(entry, position, length)
         assert found.obj is bodies[0]
         assert bytes(found) == BODY[position : position + length]
