@@ -138,12 +138,9 @@ def warn_unsealed(store_url: str, prefix: str, found: Manifest) -> None:
     if len(_WARNED) >= WARNINGS_MAX:
         _WARNED.clear()
     _WARNED.add((store_url, prefix))
-    _log.warning(
-        "manifests of an encrypted topic are not sealed, so they are not authenticated: prefix=%s (next: "
-        "upgrade all readers, then tiered rotate-keys %s)",
-        prefix,
-        found.topic,
-    )
+    what = "manifests of an encrypted topic are not sealed, so they are not authenticated"
+    next_step = f"upgrade all readers, then tiered rotate-keys {found.topic}"
+    _log.warning("%s: prefix=%s (next: %s)", what, prefix, next_step)
 
 
 def is_same_manifest(store: ObjectStore, prefix: str, manifest: Manifest, body: bytes | None = None) -> bool:

@@ -183,11 +183,8 @@ class Cleaning:
         except DiskFailed as error:
             if not error.lacks_room:
                 raise
-            _log.warning(
-                "cannot write the cleaner checkpoint, the disk is full; the next round retries: directory=%s error=%s",
-                directory.root,
-                error,
-            )
+            what = "cannot write the cleaner checkpoint, the disk is full; the next round retries"
+            _log.warning("%s: directory=%s error=%s", what, directory.root, error)
 
     def _pass(
         self,

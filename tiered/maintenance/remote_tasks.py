@@ -72,11 +72,8 @@ from tiered.topics.topic_admin import TopicDeletion
 _log = logging.getLogger(__name__)
 
 ON_DISK = (RollActive, CleanLog, DropLocal)
-_ON_UNLINKED = (
-    DeletePending,
-    DeletePage,
-    CollectManifests,
-)  # long unlinked: no other decision of a plan has to come first
+# Long unlinked: no other decision of a plan has to come first.
+_ON_UNLINKED = (DeletePending, DeletePage, CollectManifests)
 _Key = TopicPartition | None  # None: the remains of deleted topics
 K = TypeVar("K", bound=Hashable)
 
@@ -428,12 +425,8 @@ class TaskPool(Generic[K]):
         try:
             threading.Thread(target=self._take_turns, name=name, daemon=True).start()
         except RuntimeError as error:
-            _log.warning(
-                "cannot start a thread for waiting tasks: waiting=%d running=%d cause=%s",
-                len(self._queue),
-                self._running,
-                error,
-            )
+            what = "cannot start a thread for waiting tasks: waiting=%d running=%d cause=%s"
+            _log.warning(what, len(self._queue), self._running, error)
         else:
             self._running += 1
 

@@ -223,11 +223,8 @@ class AppendMarks:
             return {}
         except msgspec.DecodeError as error:
             hint = "compare its contents with the log, then delete the file"
-            raise InvalidRequest(
-                f"cannot read the requests that wait for the bucket, the file is damaged: {hint}",
-                path=self._path,
-                cause=str(error),
-            ) from None
+            wrong = f"cannot read the requests that wait for the bucket, the file is damaged: {hint}"
+            raise InvalidRequest(wrong, path=self._path, cause=str(error)) from None
 
     def _write(self, marks: Mapping[str, list[Share]]) -> None:
         if marks:

@@ -22,12 +22,9 @@ def find_open(held: Partition, producer_id: int) -> ProducerEntry:
     known = open_transactions(held)
     found = next((each for each in known if each.producer_id == producer_id), None)
     if found is None:
-        raise NotFound(
-            "cannot end the transaction, the producer has no open transaction",
-            partition=held.name,
-            producer_id=producer_id,
-            open=",".join(str(each.producer_id) for each in known) or "none",
-        )
+        others = ",".join(str(each.producer_id) for each in known) or "none"
+        wrong = "cannot end the transaction, the producer has no open transaction"
+        raise NotFound(wrong, partition=held.name, producer_id=producer_id, open=others)
     return found
 
 

@@ -291,10 +291,8 @@ class Partition:
                 if manifest is not None and self.log.next_offset < manifest.allocated_end_offset:
                     return Unavailable("cannot append, the log ends before the end of the bucket", partition=self.name)
                 if self.log.size_bytes == 0:
-                    return Unavailable(
-                        "cannot append, the log has no records and this process is not the writer in the bucket",
-                        partition=self.name,
-                    )
+                    wrong = "cannot append, the log has no records and this process is not the writer in the bucket"
+                    return Unavailable(wrong, partition=self.name)
         return None
 
     def note_append(self) -> None:

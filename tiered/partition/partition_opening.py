@@ -106,16 +106,12 @@ class Opener:
             self._disk_cache = DiskCache.open(storage, config.fetch_cache_dir, piece_bytes)
         self._keys = load_key_ring(config.key_ring, os.environ)
         self.pauses = UploadPauses(directories)
-        self._check = StoreCheck(
-            directories.first_online, is_single_writer=config.is_single_writer, options=store_options(config)
-        )
+        options, is_single_writer = store_options(config), config.is_single_writer
+        self._check = StoreCheck(directories.first_online, is_single_writer=is_single_writer, options=options)
         self._seals = SealMemory(directories.places(), directories.first_online, is_writer=not directories.read_only)
         self._copies = manifest_disk_cache(config.fetch_cache_dir, index_bytes, is_writer=self._disk_cache is not None)
-        self._choose = partial(
-            choose_log_dir,
-            free_bytes_min=config.int_of("log.dir.free.bytes.min"),
-            free_share_min=config.dir_free_share_min,
-        )
+        free_bytes_min, free_share_min = config.int_of("log.dir.free.bytes.min"), config.dir_free_share_min
+        self._choose = partial(choose_log_dir, free_bytes_min=free_bytes_min, free_share_min=free_share_min)
         # The name in this process's manifests; a read-only open commits none.
         self.writer_id = "" if directories.read_only else new_writer_id(storage, config.data_dirs)
         self._mark = node_mark(storage, config.data_dirs)
@@ -452,14 +448,11 @@ def _warn_of_older_bucket(held: Partition, manifest: Manifest) -> None:
     """Warn if the log has a later epoch than the manifest: an older state of the bucket was restored."""
     latest = held.log.epochs.latest
     if latest is not None and latest > manifest.epoch:
-        _log.warning(
-            "the bucket was restored to an older state; this disk copies the missing records again, "
-            "in writer epochs that were already used; every other disk with records of that time "
-            "must be emptied before it is opened: partition=%s head_epoch=%d disk_epoch=%d",
-            held.name,
-            manifest.epoch,
-            latest,
+        what = (
+            "the bucket was restored to an older state; this disk copies the missing records again, in writer epochs "
+            "that were already used; every other disk with records of that time must be emptied before it is opened"
         )
+        _log.warning("%s: partition=%s head_epoch=%d disk_epoch=%d", what, held.name, manifest.epoch, latest)
 
 
 def _is_deleted(held: Partition) -> bool:
@@ -472,14 +465,9 @@ def check_room(directories: LogDirectories, partition: TopicPartition, least_byt
     directory = directories.of(partition)
     space = directory.storage.space(directory.root)
     if space is not None and space.free_bytes < least_bytes:
-        raise DiskFailed(
-            "cannot append, the disk is nearly full; a retry may succeed",
-            partition=partition,
-            directory=directory.root,
-            free_bytes=space.free_bytes,
-            least_bytes=least_bytes,
-            cause="enospc",
-        )
+        facts = {"directory": directory.root, "free_bytes": space.free_bytes, "least_bytes": least_bytes}
+        wrong = "cannot append, the disk is nearly full; a retry may succeed"
+        raise DiskFailed(wrong, partition=partition, **facts, cause="enospc")
 
 
 def wants_tier(values: Mapping[str, str]) -> bool:
@@ -492,9 +480,6 @@ def _rules(topic: Topic, values: Mapping[str, str]) -> PartitionRules:
         return rules
     if is_tier_disabled(topic, values):
         return replace(rules, copy_disabled=True, gives_up_remote=True)
-    _log.warning(
-        "the remote tier of a topic stays enabled, copying stops as with "
-        "remote.log.copy.disable=true: topic=%s remote.storage.enable=false",
-        topic.name,
-    )
+    what = "the remote tier of a topic stays enabled, copying stops as with remote.log.copy.disable=true"
+    _log.warning("%s: topic=%s remote.storage.enable=false", what, topic.name)
     return replace(rules, copy_disabled=True)

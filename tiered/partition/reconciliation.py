@@ -94,8 +94,7 @@ def refusal(log: Log, manifest: Manifest | None, verdict: TierVerdict) -> Confli
         "partition": log.partition,
         "relation": verdict.relation.value,
         "from_offset": verdict.from_offset,
-        "local_start_offset": log.local_log_start_offset,
-        "local_next_offset": log.next_offset,
+        **_local_offsets(log),
         "remote_start_offset": manifest.log_start_offset if manifest is not None else "none",
         "remote_next_offset": manifest.next_offset if manifest is not None else "none",
     }
@@ -104,40 +103,34 @@ def refusal(log: Log, manifest: Manifest | None, verdict: TierVerdict) -> Confli
         return RemoteLost(_ATTEMPTS[Relation.LOST], **facts)
     facts["only_here"] = " ".join(f"[{start}, {end})" for start, end in verdict.only_here[:8]) or None
     facts["writer"] = manifest.writer_id if manifest is not None else None
-    facts["rescue"] = rescue_command(log, verdict)
+    start = verdict.only_here[0][0] if verdict.only_here else log.local_log_start_offset
+    facts["rescue"] = _rescue_command(log, start)
     return Diverged(_ATTEMPTS[verdict.relation], **facts)
 
 
 def fenced_before(log: Log, by: str) -> Diverged:
-    return Diverged(
-        "cannot open the partition, another writer took over before the restart, and the bucket "
-        "was not read since; all records of this disk are retained",
-        partition=log.partition,
-        relation=Relation.FENCED.value,
-        writer=by,
-        local_start_offset=log.local_log_start_offset,
-        local_next_offset=log.next_offset,
-        rescue=f"`tiered consume {log.partition} --local --from {log.local_log_start_offset} -o jsonl`",
+    what = (
+        "cannot open the partition, another writer took over before the restart, and the bucket was not read since; "
+        "all records of this disk are retained"
     )
+    facts = {"partition": log.partition, "relation": Relation.FENCED.value, "writer": by, **_local_offsets(log)}
+    return Diverged(what, **facts, rescue=_rescue_command(log, log.local_log_start_offset))
 
 
 def emptied(log: Log, manifest: Manifest) -> RemoteLost:
     """The error of a bucket that was emptied or replaced under a writer: it has only later manifests."""
-    return RemoteLost(
-        "cannot open the partition, the bucket is lost or wrong: its first manifests are missing",
-        partition=log.partition,
-        relation=Relation.LOST.value,
-        head_sequence=manifest.sequence,
-        local_start_offset=log.local_log_start_offset,
-        local_next_offset=log.next_offset,
-        remote_next_offset=manifest.next_offset,
-    )
+    what = "cannot open the partition, the bucket is lost or wrong: its first manifests are missing"
+    facts = {"partition": log.partition, "relation": Relation.LOST.value, "head_sequence": manifest.sequence}
+    return RemoteLost(what, **facts, **_local_offsets(log), remote_next_offset=manifest.next_offset)
 
 
-def rescue_command(log: Log, verdict: TierVerdict) -> str:
-    """The command that prints the records which only this disk holds."""
-    at = verdict.only_here[0][0] if verdict.only_here else log.local_log_start_offset
-    return f"`tiered consume {log.partition} --local --from {at} -o jsonl`"
+def _local_offsets(log: Log) -> dict[str, int]:
+    return {"local_start_offset": log.local_log_start_offset, "local_next_offset": log.next_offset}
+
+
+def _rescue_command(log: Log, start: int) -> str:
+    """The command that prints the records from `start` on of this disk alone."""
+    return f"`tiered consume {log.partition} --local --from {start} -o jsonl`"
 
 
 def _is_other_writer(log: Log, manifest: Manifest, mark: str | None) -> bool:
@@ -158,12 +151,10 @@ def reconcile(log: Log, manifest: Manifest, *, now_ms: int, producers: ProducerS
     if end < manifest.allocated_end_offset:
         if not verdict.allows(Action.START_OVER):
             raise refusal(log, manifest, verdict)
-        _log.warning(
-            "the local log restarts at the end of the bucket: partition=%s local_next_offset=%d remote_next_offset=%d",
-            log.partition,
-            end,
-            manifest.allocated_end_offset,
+        what = (
+            "the local log restarts at the end of the bucket: partition=%s local_next_offset=%d remote_next_offset=%d"
         )
+        _log.warning(what, log.partition, end, manifest.allocated_end_offset)
         log.begin_epoch(manifest.epoch)  # before an append at the bucket's end is possible
         epochs, found = lineage(manifest), producers or ProducerState()
         log.restart_at(manifest.allocated_end_offset, epochs, now_ms=now_ms, producers=found, ends_at=end)
