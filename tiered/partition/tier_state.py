@@ -70,12 +70,7 @@ WRITING = frozenset({TierState.WRITER, TierState.IN_DOUBT, TierState.DISABLED})
 STOPPED = frozenset({TierState.FENCED, TierState.DIVERGED, TierState.LOST, TierState.REFUSED})
 
 _LIVING = frozenset(TierState) - {TierState.DELETED}
-_STOPS = {
-    TierEvent.FENCED: TierState.FENCED,
-    TierEvent.DIVERGED: TierState.DIVERGED,
-    TierEvent.LOST: TierState.LOST,
-    TierEvent.REFUSED: TierState.REFUSED,
-}
+_STOPS = {TierEvent[state.name]: state for state in TierState if state in STOPPED}
 
 
 def _transitions() -> dict[tuple[TierState, TierEvent], TierState]:
