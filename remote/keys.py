@@ -92,11 +92,6 @@ def topic_directory(topic: str, topic_id: str) -> str:
     return f"{check_topic(topic)}-{check_topic_id(topic_id)}"
 
 
-def topic_begin(topic: str) -> str:
-    """Return the prefix of the directories of all topics of this name, and of some others."""
-    return f"{check_topic(topic)}-"
-
-
 def parse_topic_directory(name: str) -> tuple[str, str] | None:
     """(topic, topic id); None for anything else. The fixed width of the id separates them."""
     topic, dash, topic_id = name[: -TOPIC_ID_LENGTH - 1], name[-TOPIC_ID_LENGTH - 1 :][:1], name[-TOPIC_ID_LENGTH:]

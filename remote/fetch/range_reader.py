@@ -140,8 +140,13 @@ class RemotePartition:
         batch begins at the position, at or before the batch of that offset.
         """
         bundle = self.indexes(segment)
-        count = len(bundle.time) // time_index.ENTRY_BYTES
-        offset = time_index.find_start(count, partial(_time_entry, bundle.time), segment.base_offset, timestamp_ms)
+        size_bytes = time_index.ENTRY_BYTES
+
+        def entry(slot: int) -> tuple[int, ...]:
+            return time_index.ENTRY.unpack_from(bundle.time, slot * size_bytes)
+
+        count = len(bundle.time) // size_bytes
+        offset = time_index.find_start(count, entry, segment.base_offset, timestamp_ms)
         return offset, offset_index.lookup(bundle.offset, segment.base_offset, offset)[1]
 
     def read(self, segment: SegmentEntry, position: int, length: int, *, in_one_piece: bool = False) -> memoryview:
@@ -166,14 +171,10 @@ class RemotePartition:
         if numbers:
             self._chunks(segment, table, numbers)
 
-    def stream_begins(self) -> None:
-        """Register a sequential reader, until `stream_ends`."""
+    def count_streams(self, by: int) -> None:
+        """Register `by` more sequential readers, or fewer."""
         with self._lock:
-            self._streams += 1
-
-    def stream_ends(self) -> None:
-        with self._lock:
-            self._streams -= 1
+            self._streams += by
 
     def leave_behind(self, segment: SegmentEntry, position: int, end: int) -> None:
         """Mark bytes ``[position, end)`` as passed by the only stream: they are evicted first."""
@@ -305,11 +306,6 @@ class RemotePartition:
         return bundle
 
 
-def _time_entry(data: Body, slot: int) -> tuple[int, int]:
-    timestamp_ms, relative = time_index.ENTRY.unpack_from(data, slot * time_index.ENTRY_BYTES)
-    return timestamp_ms, relative
-
-
 def _is_of(table: ChunkTable, segment: SegmentEntry) -> bool:
     sizes = (table.size_bytes, table.stored_bytes) == (segment.size_bytes, segment.stored_bytes)
     kinds = (CODECS[table.codec], table.cipher != PLAIN) == (segment.codec, segment.key_id is not None)
@@ -356,17 +352,15 @@ def _runs(table: ChunkTable, numbers: Sequence[int]) -> Iterator[range]:
     """Split ascending numbers into runs of adjacent chunks of at most RANGE_BYTES as stored."""
     start = 0
     for at in range(1, len(numbers) + 1):
-        if at == len(numbers) or numbers[at] != numbers[at - 1] + 1 or _is_long(table, numbers[start], numbers[at]):
-            yield range(numbers[start], numbers[at - 1] + 1)
+        run = range(numbers[start], numbers[at - 1] + 1)
+        is_end = at == len(numbers) or numbers[at] != run.stop
+        if is_end or _range_of(table, range(run.start, run.stop + 1))[1] > RANGE_BYTES:
+            yield run
             start = at
 
 
-def _is_long(table: ChunkTable, first: int, last: int) -> bool:
-    start, length = table.stored_range(last)
-    return start + length - table.stored_range(first)[0] > RANGE_BYTES
-
-
 def _range_of(table: ChunkTable, run: range) -> tuple[int, int]:
+    """(start, length) of adjacent chunks in the data object."""
     start = table.stored_range(run.start)[0]
     last, length = table.stored_range(run.stop - 1)
     return start, last + length - start

@@ -63,7 +63,7 @@ class SequentialReader:
         self._flights: deque[Future[None]] = deque()
         self._is_open = True
         self.step_bytes = STEP_BYTES_MIN
-        remote.stream_begins()
+        remote.count_streams(1)
 
     def read(self, entry: SegmentEntry, position: int, length: int, *, in_one_piece: bool = False) -> memoryview:
         """As `RemotePartition.read`. A read that begins inside the last one continues it (a batch was cut)."""
@@ -97,7 +97,7 @@ class SequentialReader:
         self._forget_flights()
         if self._is_open:
             self._is_open = False
-            self._remote.stream_ends()
+            self._remote.count_streams(-1)
 
     def _forget_flights(self) -> None:
         for flight in self._flights:

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypedDict
 
-from local.names import TopicPartition
-from remote.keys import parse_partition, parse_topic_directory, partition_prefix, topic_begin, topic_directory
+from local.names import TopicPartition, check_topic
+from remote.keys import parse_partition, parse_topic_directory, partition_prefix, topic_directory
 from remote.store import ObjectStore
 
 
@@ -41,7 +41,7 @@ class Identity(TypedDict):
 
 def list_topics(store: ObjectStore, topic: str | None = None) -> list[tuple[str, str]]:
     """(topic, topic id) of all topics, or of those named `topic`, in order. One listing. Raises NotFound."""
-    names = store.list_prefixes("" if topic is None else topic_begin(topic))
+    names = store.list_prefixes("" if topic is None else f"{check_topic(topic)}-")
     found = [parsed for name in names if (parsed := parse_topic_directory(name)) is not None]
     return sorted(each for each in found if topic in (None, each[0]))
 

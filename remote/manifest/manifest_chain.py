@@ -240,7 +240,9 @@ def missing_manifest_error(store: ObjectStore, prefix: str) -> LogError:
     """The error of the module's last table. A listing and two GETs; raises the store's errors."""
     facts = {"store": store.url, "prefix": prefix}
     names = (info.key.removeprefix(prefix) for info in store.list(prefix))
-    others = list(islice(filter(_is_ours, names), 1))
+    # Only a writer, a reader's pin or GC makes an object of such a name.
+    parses = (parse_epoch, parse_boundary_key, parse_pin_key)
+    others = list(islice((name for name in names if any(parse(name) is not None for parse in parses)), 1))
     keys = [prefix + manifest_key(FIRST), prefix + boundary_key(FIRST)]
     bodies = store.get_each([(key, 0, None) for key in keys])
     there = [key for key, body in zip(keys, bodies, strict=True) if body is not None]
@@ -251,8 +253,3 @@ def missing_manifest_error(store: ObjectStore, prefix: str) -> LogError:
         attempt = "the partition has objects and no manifest: run 'tiered scrub' to list them"
         return Corrupt(attempt, **facts, object=prefix + others[0])
     return NotFound("the partition has no manifest", **facts)
-
-
-def _is_ours(key: str) -> bool:
-    """Whether only a writer, a reader's pin or GC makes an object of this name."""
-    return any(parse(key) is not None for parse in (parse_epoch, parse_boundary_key, parse_pin_key))

@@ -253,7 +253,7 @@ class Maintenance:
             for name, wanted in due:
                 self.tasks.submit(name, wanted)
             if not self._deletion.is_done:
-                self.tasks.submit_deletions()
+                self.tasks.expirer_pool.submit(None)
         return any(result.done for result in applied.values())
 
     def _snapshots(self, now_ms: int) -> list[PartitionSnapshot]:

@@ -104,9 +104,6 @@ class RemoteTasks:
         if due.rest:
             self.expirer_pool.submit(name)
 
-    def submit_deletions(self) -> None:
-        self.expirer_pool.submit(None)
-
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         """Wait until no thread is working; False if the timeout ends first."""
         until = None if timeout_s is None else time.monotonic() + timeout_s

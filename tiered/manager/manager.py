@@ -71,12 +71,11 @@ class LogManager(Readable):
         self.cleaning = Cleaning(CleanerSettings.of(opener.config))
         self.appender = Appender(self.partitions)
         self.append, self.append_columns = self.appender.append, self.appender.append_columns
-        self._maintenance = self._new_maintenance() if not directories.read_only else None
+        self._maintenance: Maintenance | None = None
+        if not directories.read_only:
+            from tiered.maintenance.maintenance import Maintenance  # a read-only open does not need its modules
 
-    def _new_maintenance(self) -> Maintenance:
-        from tiered.maintenance.maintenance import Maintenance  # a read-only open does not need its modules
-
-        return Maintenance(self.partitions, self.topics.deletion, self.cleaning)
+            self._maintenance = Maintenance(self.partitions, self.topics.deletion, self.cleaning)
 
     @classmethod
     def open(

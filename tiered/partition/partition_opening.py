@@ -338,8 +338,10 @@ class Opener:
             )
         known = held.metadata.load()
         if known is not None and known.deleted_ms is not None:
-            self._refuse_deleted(held, known)
-            return
+            if self._directories.read_only:
+                return
+            facts = {"partition": held.name, "deleted_ms": known.deleted_ms}
+            raise Conflict("cannot take the writer role, the topic was deleted", **facts)
         if known is not None and held.metadata.lacks_first_manifests():
             raise emptied(held.log, known)
         if self._directories.read_only:
@@ -385,11 +387,6 @@ class Opener:
                 return
         # The deletion of the topic may have ended without finding this manifest.
         held.metadata.commit(delete_partition(now_ms=now_ms), now_ms)
-
-    def _refuse_deleted(self, held: Partition, manifest: Manifest) -> None:
-        if not self._directories.read_only:
-            facts = {"partition": held.name, "deleted_ms": manifest.deleted_ms}
-            raise Conflict("cannot take the writer role, the topic was deleted", **facts)
 
     def _look(self, held: Partition, known: Manifest | None) -> None:
         """Check in a read-only open that the tiers agree. Raises as `check_agreement`.
