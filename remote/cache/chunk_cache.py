@@ -49,23 +49,15 @@ class ChunkCache:
     """
 
     def __init__(self, bytes_max: int = CACHE_BYTES) -> None:
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self._lock = threading.Lock()
         self._values: dict[Any, Any] = {}
         self._entry_of: dict[Any, _Entry] = {}
         self._entries: OrderedDict[_Entry, None] = OrderedDict()
         self._flights: dict[Any, _Flight] = {}
-        self._bytes = 0
+        self.size_bytes = 0
         self._left = 0
         self.hits = self.misses = 0  # for people: keys found here or being loaded, and keys that were neither
-
-    @property
-    def size_bytes(self) -> int:
-        return self._bytes
-
-    @property
-    def bytes_max(self) -> int:
-        return self._bytes_max
 
     def fetch(self, wanted: Sequence[K], load: Loader[K, V]) -> list[V]:
         """The value of every key in `wanted`, in order. Errors of `load` pass through.
@@ -158,13 +150,13 @@ class ChunkCache:
             self._values[key], self._entry_of[key] = value, entry
             if entry not in self._entries:
                 self._entries[entry] = None
-                self._bytes += entry.size_bytes
-        while self._bytes > self._bytes_max:
+                self.size_bytes += entry.size_bytes
+        while self.size_bytes > self.bytes_max:
             self._forget(next(iter(self._entries)))
 
     def _forget(self, entry: _Entry) -> None:
         del self._entries[entry]
-        self._bytes -= entry.size_bytes
+        self.size_bytes -= entry.size_bytes
         for key in entry.keys:
             del self._values[key], self._entry_of[key]
 

@@ -40,13 +40,9 @@ class CachedFiles:
         self._is_writer, self._is_off = is_writer, False
         self._lock = threading.Lock()
         self._sizes: OrderedDict[str, int] = OrderedDict()  # least recently used first; empty unless a writer
-        self._bytes = 0
+        self.size_bytes = 0
         self._numbers = count()
         self._lacked_room = False
-
-    @property
-    def size_bytes(self) -> int:
-        return self._bytes
 
     def load(self) -> None:
         """Find the files of an earlier process, oldest first; remove its unfinished ones. Raises AccessDenied."""
@@ -62,7 +58,7 @@ class CachedFiles:
                     found.append((facts.modified_ms, parsed[0], facts.size_bytes))
         for _, path, size in sorted(found):
             self._sizes[path] = size
-            self._bytes += size
+            self.size_bytes += size
         self._make_room()
 
     def load_or_turn_off(self) -> None:
@@ -115,7 +111,7 @@ class CachedFiles:
             return
         self._lacked_room = False
         with self._lock:
-            self._bytes += size - self._sizes.pop(path, 0)
+            self.size_bytes += size - self._sizes.pop(path, 0)
             self._sizes[path] = size
         self._make_room()
 
@@ -130,16 +126,16 @@ class CachedFiles:
     def _make_room(self) -> None:
         evicted = []
         with self._lock:
-            while self._bytes > self._bytes_max:
+            while self.size_bytes > self._bytes_max:
                 path, size = self._sizes.popitem(last=False)
-                self._bytes -= size
+                self.size_bytes -= size
                 evicted.append(path)
         for path in evicted:
             self._unlink(path)
 
     def _strike(self, path: str) -> None:
         with self._lock:
-            self._bytes -= self._sizes.pop(path, 0)
+            self.size_bytes -= self._sizes.pop(path, 0)
 
     def _unlink(self, path: str) -> None:
         try:

@@ -77,22 +77,14 @@ class RemotePartition:
     ) -> None:
         """`metadata` is the caller's chain."""
         self._store = store
-        self._prefix = prefix
-        self._cache = ChunkCache() if cache is None else cache
+        self.prefix = prefix
+        self.cache = ChunkCache() if cache is None else cache
         self._keys = keys
         self._disk = disk
         self._log = MetadataLog(keyed(store, keys), prefix) if metadata is None else metadata
         self._guesses = guesses
         self._streams = 0
         self._lock = threading.Lock()
-
-    @property
-    def prefix(self) -> str:
-        return self._prefix
-
-    @property
-    def cache_bytes_max(self) -> int:
-        return self._cache.bytes_max
 
     def manifest(self) -> Manifest:
         """Return the last read manifest; read it now if there is none. Raises NotFound without a manifest."""
@@ -104,8 +96,8 @@ class RemotePartition:
 
     def indexes(self, segment: SegmentEntry) -> IndexBundle:
         """Return the segment's indexes: one GET the first time. Raises Corrupt if they are damaged."""
-        key = full_key(self._prefix, segment.indexes_key), _INDEXES
-        return self._cache.fetch([key], lambda _: {key: self._checked_indexes(segment)})[0]
+        key = full_key(self.prefix, segment.indexes_key), _INDEXES
+        return self.cache.fetch([key], lambda _: {key: self._checked_indexes(segment)})[0]
 
     def txn_index(self, segment: SegmentEntry) -> Body:
         """Return the aborted transactions, in the format of a ``.txnindex`` file. Raises as `indexes`."""
@@ -117,18 +109,18 @@ class RemotePartition:
 
     def position_of_offset(self, segment: SegmentEntry, offset: int) -> int:
         """Return the position of a batch at or before that of `offset`; 0 without a lower index entry."""
-        key = full_key(self._prefix, segment.indexes_key), _INDEXES
-        is_new = self._guesses is not None and self._cache.peek(key) is None
+        key = full_key(self.prefix, segment.indexes_key), _INDEXES
+        is_new = self._guesses is not None and self.cache.peek(key) is None
         guess = self._guesses.guess(segment, offset) if self._guesses is not None and is_new else None
         if guess is None:
             return offset_index.lookup(self.indexes(segment).offset, segment.base_offset, offset)[1]
-        found = self._cache.fetch([key], lambda _: {key: self._guessed_indexes(segment, guess)})[0]
+        found = self.cache.fetch([key], lambda _: {key: self._guessed_indexes(segment, guess)})[0]
         position = offset_index.lookup(found.offset, segment.base_offset, offset)[1]
         if guess.body is not None and self._guesses is not None:
             sound = self._sound(segment, found.chunks, guess, guess.body)
             is_right = bool(sound) and guess.holds(position)
             self._guesses.was(right=is_right)
-            self._cache.keep(sound)
+            self.cache.keep(sound)
             for (name, number), chunk in sound.items() if is_right else ():
                 self._to_disk(name, number, chunk.view())
         return position
@@ -178,23 +170,23 @@ class RemotePartition:
 
     def leave_behind(self, segment: SegmentEntry, position: int, end: int) -> None:
         """Mark bytes ``[position, end)`` as passed by the only stream: they are evicted first."""
-        bundle = self._cache.peek((full_key(self._prefix, segment.indexes_key), _INDEXES))
+        bundle = self.cache.peek((full_key(self.prefix, segment.indexes_key), _INDEXES))
         if self._streams == 1 and isinstance(bundle, IndexBundle):
-            name = full_key(self._prefix, segment.data_key)
-            self._cache.leave_behind((name, each) for each in bundle.chunks.chunks_of(position, end - position))
+            name = full_key(self.prefix, segment.data_key)
+            self.cache.leave_behind((name, each) for each in bundle.chunks.chunks_of(position, end - position))
 
     def _sound(self, segment: SegmentEntry, table: ChunkTable, guess: PredictedRange, body: Body) -> dict[Key, Slice]:
         run = table.chunks_of(guess.start, guess.length)
         if table.chunk_range(run[0])[0] != guess.start or sum(table.chunk_range(run[-1])) != guess.start + guess.length:
             return {}
-        name = full_key(self._prefix, segment.data_key)
+        name = full_key(self.prefix, segment.data_key)
         return {(name, number): stored for number, stored, is_sound in _pieces(table, run, body) if is_sound}
 
     def _chunks(self, segment: SegmentEntry, table: ChunkTable, numbers: range) -> list[Slice]:
-        name, fresh = full_key(self._prefix, segment.data_key), list[_Piece]()
+        name, fresh = full_key(self.prefix, segment.data_key), list[_Piece]()
         wanted = [(name, number) for number in numbers]
         try:
-            return self._cache.fetch(wanted, lambda keys: self._load(segment, table, keys, fresh))
+            return self.cache.fetch(wanted, lambda keys: self._load(segment, table, keys, fresh))
         finally:
             # Readers that wait for these chunks have them already; they do not wait for the disk.
             for number, body in fresh:
@@ -243,7 +235,7 @@ class RemotePartition:
             self._disk.keep(name, number, body)
 
     def _opened_again(self, segment: SegmentEntry, table: ChunkTable, number: int, opened: Opener) -> Slice:
-        name, (start, length) = full_key(self._prefix, segment.data_key), table.stored_range(number)
+        name, (start, length) = full_key(self.prefix, segment.data_key), table.stored_range(number)
         offsets = {"base_offset": segment.base_offset, "next_offset": segment.next_offset}
         facts = {"object": name, "start": start, "length": length, **offsets}
         try:
@@ -259,10 +251,10 @@ class RemotePartition:
         return partial(_opened, table, self._cipher(segment))
 
     def _cipher(self, segment: SegmentEntry) -> ObjectCipher | None:
-        return open_ring(segment, self._prefix, self._keys)
+        return open_ring(segment, self.prefix, self._keys)
 
     def _checked_indexes(self, segment: SegmentEntry) -> IndexBundle:
-        name = full_key(self._prefix, segment.indexes_key)
+        name = full_key(self.prefix, segment.indexes_key)
         known = self._disk.get(name, WHOLE) if self._disk is not None else None
         if known is not None and self._disk is not None:
             try:
@@ -280,9 +272,9 @@ class RemotePartition:
 
     def _guessed_indexes(self, segment: SegmentEntry, guess: PredictedRange) -> IndexBundle:
         """As `_checked_indexes`; a request to the store also fetches the bytes of `guess`."""
-        name = full_key(self._prefix, segment.indexes_key)
+        name = full_key(self.prefix, segment.indexes_key)
         if self._disk is None or self._disk.get(name, WHOLE) is None:
-            data = full_key(self._prefix, segment.data_key), guess.start, guess.length
+            data = full_key(self.prefix, segment.data_key), guess.start, guess.length
             body, guess.body = self._store.get_each([(name, 0, None), data])
             with suppress(Corrupt):
                 if body is not None:

@@ -51,7 +51,7 @@ class SequentialReader:
         self._remote = remote
         self._following = following
         # A small cache would evict a larger window before it is read.
-        self._window_max = min(window_bytes_max, remote.cache_bytes_max // 2)
+        self._window_max = min(window_bytes_max, remote.cache.bytes_max // 2)
         self._window = 0
         # The last read: segment, first and one past the last byte. Bytes below `_left` are already marked as passed.
         self._last: tuple[SegmentEntry, int, int] | None = None

@@ -138,8 +138,8 @@ class MetadataLog:
 
         `memory` records sealed manifests: an older state of the bucket is refused. All manifests come from a `source`.
         """
-        self._store = store
-        self._prefix = prefix
+        self.store = store
+        self.prefix = prefix
         self._rule = rule or PAGE_RULE
         self._lock = threading.RLock()
         self._state, self._role = WriterState.READER, READER
@@ -155,19 +155,11 @@ class MetadataLog:
         self._chain = ManifestChain(store, prefix)
 
     def __repr__(self) -> str:
-        return f"MetadataLog({self._store.url!r}, {self._prefix!r}, {self._state.value}, epoch={self._epoch})"
+        return f"MetadataLog({self.store.url!r}, {self.prefix!r}, {self._state.value}, epoch={self._epoch})"
 
     @property
     def state(self) -> WriterState:
         return self._state
-
-    @property
-    def store(self) -> ObjectStore:
-        return self._store
-
-    @property
-    def prefix(self) -> str:
-        return self._prefix
 
     @property
     def epoch(self) -> int:
@@ -209,13 +201,13 @@ class MetadataLog:
                 found = self._chain.newest(self._manifest, exact=exact)
             elif self._known is not None:
                 begin = partial(self._first, exact=exact)
-                found, owner = self._known.newest(self._store, self._prefix, self._chain, begin, exact=exact)
+                found, owner = self._known.newest(self.store, self.prefix, self._chain, begin, exact=exact)
                 self._pages.owner = owner
             else:
                 found = self._first(exact=exact)
             if found is not None:
                 if self._manifest is None and self._memory is not None:
-                    self._memory.check(self._prefix, found)
+                    self._memory.check(self.prefix, found)
                 self._adopt(found)
             return self._manifest
 
@@ -231,7 +223,7 @@ class MetadataLog:
 
     def missing(self) -> LogError:
         """The reason why the listing of a partition that has a name shows no manifest."""
-        return missing_manifest_error(self._store, self._prefix) if self.source is None else self.source.missing()
+        return missing_manifest_error(self.store, self.prefix) if self.source is None else self.source.missing()
 
     def become_writer(
         self,
@@ -272,7 +264,7 @@ class MetadataLog:
                     return self._start(role, latest)
                 first_seal = seal_key_id or (properties or {}).get(KEY_ID)
                 draft = takeover_draft(latest, topic, topic_id, partition, first_seal)
-                role.may_start(latest, self._prefix, removes=removes)
+                role.may_start(latest, self.prefix, removes=removes)
                 check_newest(latest)
                 settings = dict(draft.properties if properties is None else properties)
                 epoch = latest.epoch + 1 if latest else first_epoch
@@ -287,7 +279,7 @@ class MetadataLog:
                 if winner.commit_id == draft.commit_id:
                     return self._start(role, winner)
         wrong = "cannot become the writer, other processes keep taking over"
-        raise Conflict(wrong, prefix=self._prefix, tries=TAKEOVERS_MAX)
+        raise Conflict(wrong, prefix=self.prefix, tries=TAKEOVERS_MAX)
 
     def take_over_if(self, writer_id: str, now_ms: int, *, check_newest: Callable[[Manifest], None]) -> Manifest:
         """Become the writer if `check_newest` accepts the newest manifest; return the epoch's first one.
@@ -321,7 +313,7 @@ class MetadataLog:
         with self._lock:
             self._check_can_start(role)
             newest = self.refresh(exact=True)
-            role.may_start(newest, self._prefix, epoch=epoch, writer_id=writer_id)
+            role.may_start(newest, self.prefix, epoch=epoch, writer_id=writer_id)
             return self._start(role, newest)
 
     def commit(self, change: Change, now_ms: int, *, touches: tuple[int, int] | None = None) -> Manifest:
@@ -362,7 +354,7 @@ class MetadataLog:
                     self.has_commit_in_doubt = False
                     return winner
         wrong = "cannot commit a manifest, each attempt finds another commit of this process"
-        raise Conflict(wrong, prefix=self._prefix, tries=REBASES_MAX)
+        raise Conflict(wrong, prefix=self.prefix, tries=REBASES_MAX)
 
     def check_still_writer(self) -> Manifest:
         """Prove from the store that our epoch is the newest; return the newest manifest.
@@ -372,7 +364,7 @@ class MetadataLog:
         """
         with self._lock:
             self._check_writer()
-            self._role.may_delete(self._prefix)
+            self._role.may_delete(self.prefix)
             return self.refresh(exact=True)
 
     def lacks_first_manifests(self) -> bool:
@@ -394,7 +386,7 @@ class MetadataLog:
         """Declare all manifests up to `upto` void, before their deletion. They must be well below the newest."""
         with self._lock:
             self._check_writer()
-            self._role.may_delete(self._prefix)
+            self._role.may_delete(self.prefix)
             self._chain.advance(upto)
 
     def certify_page(self, page: PageEntry, entries: Rows) -> None:
@@ -415,23 +407,23 @@ class MetadataLog:
         name = self._epoch, new_ulid(now_ms)
         page, body = encode_page(entries, *name, sealer=self._chain.sealer, seal_key_id=seal_key_id)
         with suppress(AlreadyExists):  # a lost reply: only this writer uses this name
-            self._store.put_if_absent(self._prefix + page.key, body)
+            self.store.put_if_absent(self.prefix + page.key, body)
         self._pages.keep(page, entries)
         return page
 
     def _create(self, manifest: Manifest, body: bytes) -> Manifest:
         """Create the manifest; return the manifest at this sequence. Raises Unavailable if in doubt."""
-        key = self._prefix + manifest_key(manifest.sequence)
+        key = self.prefix + manifest_key(manifest.sequence)
         for last in (False,) * (RESENDS_MAX - 1) + (True,):
             try:
-                self._store.put_if_absent(key, body)
+                self.store.put_if_absent(key, body)
                 return manifest
             except (AlreadyExists, Unavailable) as error:
                 found = self._chain.read(manifest.sequence)
                 if found is not None:
                     return self._check_successor(manifest, found)
                 if last:
-                    facts = {"store": self._store.url, "key": key, "cause": str(error)}
+                    facts = {"store": self.store.url, "key": key, "cause": str(error)}
                     raise Unavailable("cannot commit a manifest, the store does not answer", **facts) from error
         raise AssertionError("the loop above returns or raises")
 
@@ -447,7 +439,7 @@ class MetadataLog:
         is_in_other_topic = found.parent_id != ours.parent_id or found.epoch < ours.epoch - 1
         if is_in_other_topic and not self._chain.is_void(found.sequence):
             facts = {"sequence": found.sequence, "parent": found.parent_id, "expected": ours.parent_id}
-            raise Corrupt("a manifest does not follow its predecessor", prefix=self._prefix, **facts)
+            raise Corrupt("a manifest does not follow its predecessor", prefix=self.prefix, **facts)
         return found
 
     def _next(self, base: Manifest | None, draft: Manifest, *, epoch: int, writer_id: str, now_ms: int) -> Manifest:
@@ -472,7 +464,7 @@ class MetadataLog:
             wrong = wrong or "it removes the seal"
         wrong = wrong or names_older_objects(draft, changed) or loses_objects(base, changed, self._pages.entries)
         if wrong:
-            raise InvalidRequest(f"invalid manifest, {wrong}", prefix=self._prefix)
+            raise InvalidRequest(f"invalid manifest, {wrong}", prefix=self.prefix)
 
     def _adopt(self, found: Manifest) -> None:
         """Take a manifest from the store as the newest. Raises Fenced if it is another writer's."""
@@ -480,7 +472,7 @@ class MetadataLog:
             if found.epoch < self._epoch:
                 facts = {"sequence": found.sequence, "epoch": found.epoch, "ours": self._epoch}
                 wrong = "a manifest has an epoch below the epoch of an older manifest"
-                raise Corrupt(wrong, prefix=self._prefix, **facts)
+                raise Corrupt(wrong, prefix=self.prefix, **facts)
             self._move(self._role.on_newer_epoch)
             self._manifest = found
             self.check_not_fenced()
@@ -488,31 +480,31 @@ class MetadataLog:
 
     def _set(self, found: Manifest) -> None:
         if self._memory is not None:
-            self._memory.note(self._prefix, found)
+            self._memory.note(self.prefix, found)
         if found is not self._manifest:
-            warn_unsealed(self._store.url, self._prefix, found)
+            warn_unsealed(self.store.url, self.prefix, found)
         if self._copies is not None and found.commit_id != self._kept_id:
             self._kept_id = found.commit_id
             keys = [page.key for page in found.pages]
-            self._copies.keep_manifest(self._prefix, encode_again(found, self._chain.sealer), keys)
+            self._copies.keep_manifest(self.prefix, encode_again(found, self._chain.sealer), keys)
         self._manifest = found
 
     def _first(self, *, exact: bool) -> Manifest | None:
         """The newest manifest at first use. It comes from the disk cache if the bucket has the same manifest."""
-        copy = self._copies.manifest(self._prefix, self._chain.sealer) if self._copies is not None else None
-        if copy is None or not is_same_manifest(self._store, self._prefix, *copy):
+        copy = self._copies.manifest(self.prefix, self._chain.sealer) if self._copies is not None else None
+        if copy is None or not is_same_manifest(self.store, self.prefix, *copy):
             found = self._chain.newest(None, exact=exact)
             if copy is not None:
-                check_not_rolled_back(copy[0], found, self._prefix)
+                check_not_rolled_back(copy[0], found, self.prefix)
             return found
         self._kept_id = copy[0].commit_id
         return self._chain.newest(copy[0], exact=True)
 
     def _check_can_start(self, role: Role) -> None:
         if self.source is not None:
-            raise InvalidRequest(f"{role.attempt}, this bucket is read-only", prefix=self._prefix)
+            raise InvalidRequest(f"{role.attempt}, this bucket is read-only", prefix=self.prefix)
         if self._state is not WriterState.READER:
-            facts = {"prefix": self._prefix, "state": self._state.value}
+            facts = {"prefix": self.prefix, "state": self._state.value}
             raise InvalidRequest(f"{role.attempt}, the log is not open for reading", **facts)
 
     def _start(self, role: Role, manifest: Manifest) -> Manifest:
@@ -529,9 +521,9 @@ class MetadataLog:
         if self._state is WriterState.FENCED:
             assert self._manifest is not None
             facts = {"epoch": self._manifest.epoch, "ours": self._epoch, "writer": self._manifest.writer_id}
-            raise Fenced("cannot write to the partition, another writer took over", prefix=self._prefix, **facts)
+            raise Fenced("cannot write to the partition, another writer took over", prefix=self.prefix, **facts)
 
     def _check_writer(self) -> None:
         self.check_not_fenced()
         if self._state is not WriterState.WRITER:
-            raise InvalidRequest("cannot write to the partition, it is not open for writing", prefix=self._prefix)
+            raise InvalidRequest("cannot write to the partition, it is not open for writing", prefix=self.prefix)

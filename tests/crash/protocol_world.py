@@ -59,7 +59,7 @@ class Writer:
 
     def use(self, store: ObjectStore) -> None:
         """Continue with another store."""
-        self.store = self.log._store = self.log._chain._store = self.log._pages._store = store
+        self.store = self.log.store = self.log._chain._store = self.log._pages._store = store
 
     def open(self) -> None:
         if self.log.state is WriterState.READER:

@@ -152,7 +152,7 @@ def _heads_are_deleted_before_they_are_void(patch: Patch) -> None:
     real = MetadataLog.set_gc_boundary
 
     def set_gc_boundary(self: MetadataLog, upto: int) -> None:
-        self._store.delete([self._prefix + manifest_key(sequence) for sequence in range(1, upto)])
+        self.store.delete([self.prefix + manifest_key(sequence) for sequence in range(1, upto)])
         real(self, upto)
 
     patch.setattr(MetadataLog, "set_gc_boundary", set_gc_boundary)
@@ -184,7 +184,7 @@ def _a_page_that_was_opened_goes_at_once(patch: Patch) -> None:
             if each.key not in known and each.key.startswith("meta/spill/")
         ]
         if new:
-            self._store.delete([self._prefix + key for key in new])
+            self.store.delete([self.prefix + key for key in new])
         return manifest
 
     patch.setattr(MetadataLog, "commit", commit)

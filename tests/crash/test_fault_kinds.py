@@ -83,7 +83,7 @@ def _uploads_are_not_verified(patch: pytest.MonkeyPatch) -> None:
 def _a_taken_name_is_a_lost_race(patch: pytest.MonkeyPatch) -> None:
     def create(self: MetadataLog, manifest: Manifest, body: bytes) -> Manifest:
         try:
-            self._store.put_if_absent(self._prefix + manifest_key(manifest.sequence), body)
+            self.store.put_if_absent(self.prefix + manifest_key(manifest.sequence), body)
         except AlreadyExists as error:
             self._move(WriterState.FENCED)
             raise Fenced("invalid manifest, its name is taken") from error

@@ -126,7 +126,7 @@ def test_a_failing_ingest_commit_during_the_same_job_has_every_record_once(fault
 def _believes_any_answer(self: MetadataLog, manifest: Manifest, body: Body) -> Manifest:
     """The answer "exists" is taken for the own object, and a missing answer for success."""
     with suppress(AlreadyExists, Unavailable):
-        self._store.put_if_absent(self._prefix + manifest_key(manifest.sequence), body)
+        self.store.put_if_absent(self.prefix + manifest_key(manifest.sequence), body)
     return manifest
 
 

@@ -361,11 +361,7 @@ class TaskPool(Generic[K]):
         self._turns: dict[K, float] = {}  # start of the turn of each running key
         self._queue: deque[tuple[K, float]] = deque()  # and start of its wait
         self._running = 0
-        self._is_stopping = False
-
-    @property
-    def is_stopping(self) -> bool:
-        return self._is_stopping
+        self.is_stopping = False
 
     @property
     def states(self) -> dict[K, State]:
@@ -387,7 +383,7 @@ class TaskPool(Generic[K]):
     def submit(self, key: K) -> bool:
         """Queue `key`; False if it is queued already, or the pool is stopping."""
         with self._changed:
-            if self._is_stopping:
+            if self.is_stopping:
                 return False
             if self._states.get(key) in (State.QUEUED, State.RERUN):
                 self._hire()  # in case the last attempt got no thread
@@ -407,7 +403,7 @@ class TaskPool(Generic[K]):
     def stop(self, deadline_s: float) -> bool:
         """Start nothing more and wait at most `deadline_s` for running tasks; whether all have ended."""
         with self._changed:
-            self._is_stopping = True
+            self.is_stopping = True
             for key, _ in self._queue:
                 del self._states[key]
             self._queue.clear()
@@ -464,6 +460,6 @@ class TaskPool(Generic[K]):
         with self._changed:
             is_due = has_more or self._states[key] is State.RERUN
             del self._states[key], self._turns[key]
-            if is_due and not self._is_stopping:
+            if is_due and not self.is_stopping:
                 self._enqueue(key)
             self._changed.notify_all()

@@ -87,11 +87,6 @@ class Watchdog:
         self._abandoned_max = abandoned_max
         self._begin()
 
-    @property
-    def abandoned(self) -> int:
-        """The number of abandoned calls that still hang."""
-        return self._abandoned
-
     def run(self, call: Callable[[], T], limit: float | ProgressSignal, attempt: str, **facts: object) -> T:
         """Return or raise the result of `call`. Raises Unavailable, with `attempt`, after the limit."""
         if self._pid != os.getpid():
@@ -99,9 +94,9 @@ class Watchdog:
         progress_signal = limit if isinstance(limit, ProgressSignal) else ProgressSignal(limit)
         job = _Job(call)
         with self._lock:
-            if self._abandoned >= self._abandoned_max:
+            if self.abandoned >= self._abandoned_max:
                 wrong = f"{attempt}, too many calls to the store do not return"
-                raise Unavailable(wrong, **facts, hanging=self._abandoned)
+                raise Unavailable(wrong, **facts, hanging=self.abandoned)
             worker = self._idle.pop() if self._idle else None
         if worker is None:
             worker = _Worker(self._returned)
@@ -114,27 +109,27 @@ class Watchdog:
             is_abandoned = self._abandon(job)
         if is_abandoned:
             what = "a call to the store does not return and its thread is abandoned: %s abandoned=%d"
-            log.warning(what, attempt, self._abandoned)
+            log.warning(what, attempt, self.abandoned)
             raise Unavailable(f"{attempt}, no reply before the deadline", **facts)
         return job.outcome()
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
-        self._abandoned = 0
+        self.abandoned = 0  # calls that still hang
         self._pid = os.getpid()
 
     def _abandon(self, job: _Job[T]) -> bool:
         with self._lock:
             if not job.is_done.is_set():
                 job.is_abandoned = True
-                self._abandoned += 1
+                self.abandoned += 1
             return job.is_abandoned
 
     def _returned(self, worker: _Worker, job: _Job[Any]) -> bool:
         with self._lock:
             job.is_done.set()
-            self._abandoned -= job.is_abandoned
+            self.abandoned -= job.is_abandoned
             is_kept = len(self._idle) < IDLE_MAX
             if is_kept:
                 self._idle.append(worker)

@@ -107,7 +107,7 @@ def test_a_torn_copy_of_a_manifest_counts_as_none():
 def test_a_copy_of_another_buckets_manifest_is_never_used():
     bench = Bench()
     for other in (filled(MemoryStore(), 3), filled(MemoryStore(), 30), filled(MemoryStore(), 40)):
-        manifest, found, _ = bench.start(other._store)
+        manifest, found, _ = bench.start(other.store)
         assert (manifest, found.ulid) == (other.cached, ulid_of("U0"))
         bench.start()
 
