@@ -25,7 +25,7 @@ from policies.snapshot import PartitionSnapshot
 from remote.manifest.manifest import PageEntry
 from remote.segment_entry import SegmentEntry
 from tiered.config.units import counted
-from tiered.web.html import Html, component, join, stamp, tag
+from tiered.web.html import Html, component, stamp
 
 WIDTH = 1000  # of a strip, in its own units
 STRIP = 24
@@ -116,7 +116,7 @@ def segment_map(snapshot: PartitionSnapshot, window: Window, here: str) -> Html:
         window=window,
         here=here,
         words=words,
-        offsets=_drawn(local, stored, window.start, window.stop),
+        offsets=_tiers(local, stored, window.start, window.stop),
         times=_over_time(snapshot, window),
         kinds=[(kind, HEIGHTS[kind], _MEANINGS[kind]) for kind in KINDS if any(each.kind == kind for each in pieces)],
     )
@@ -160,59 +160,61 @@ def records_left(row: SegmentEntry | PageEntry) -> float:
     return min(1.0, row.record_count / offsets) if offsets else 1.0
 
 
-def bars(pieces: Iterable[Piece], begin: int, end: int, top: int) -> list[Html]:
-    """Return the background and at most WIDTH bars; neighbours narrower than two units together are one."""
-    scale = WIDTH / (end - begin)
-    drawn: list[_Bar] = []
-    for each in pieces:
-        left, right = max(0.0, (each.start - begin) * scale), min(float(WIDTH), (each.stop - begin) * scale)
-        if right <= left:
-            continue
-        bar = _Bar(left, right, each.kind, each.left)
-        before = drawn[-1] if drawn else None
-        if before is not None and before.is_one_with(bar):
-            drawn[-1] = before.joined(bar)
-        else:
-            drawn.append(bar)
-    back = tag("rect", class_="back", x=0, y=top, width=WIDTH, height=STRIP)
-    return [back, *(each.drawn(top) for each in drawn)]
-
-
 @dataclass(frozen=True, slots=True)
-class _Bar:
+class Bar:
+    """A bar of a strip, from `left` to `right` in its units."""
+
     left: float
     right: float
     kind: str
     records_left: float
 
-    def is_one_with(self, later: _Bar) -> bool:
+    @property
+    def x(self) -> float:
+        return round(self.left, 2)
+
+    @property
+    def width(self) -> float:
+        width = self.right - self.left
+        return round(width - 1 if width >= 2 else max(0.7, width), 2)
+
+    @property
+    def height(self) -> float:
+        height = HEIGHTS[self.kind]
+        if self.kind != "compacted":
+            return height
+        return round(COMPACTED_LEAST + (height - COMPACTED_LEAST) * self.records_left, 1)
+
+    def is_one_with(self, later: Bar) -> bool:
         """Whether two bars cannot be distinguished. A gap of one unit, or a hole that wide, separates them."""
         hole = self if self.kind == "hole" else later
         if (self.kind == "hole") != (later.kind == "hole") and hole.right - hole.left >= 1:
             return False
         return later.left < self.right or (later.left - self.right < 1 and later.right - self.left < 2)
 
-    def joined(self, later: _Bar) -> _Bar:
+    def joined(self, later: Bar) -> Bar:
         kind = max(self.kind, later.kind, key=_WEIGHTS.__getitem__)
-        return _Bar(self.left, max(self.right, later.right), kind, min(self.records_left, later.records_left))
-
-    def drawn(self, top: int) -> Html:
-        width = self.right - self.left
-        height: float = HEIGHTS[self.kind]
-        if self.kind == "compacted":
-            height = round(COMPACTED_LEAST + (height - COMPACTED_LEAST) * self.records_left, 1)
-        return tag(
-            "rect",
-            class_=self.kind,
-            x=round(self.left, 2),
-            y=round(top + STRIP - height, 1),
-            width=round(width - 1 if width >= 2 else max(0.7, width), 2),
-            height=height,
-        )
+        return Bar(self.left, max(self.right, later.right), kind, min(self.records_left, later.records_left))
 
 
-def _drawn(local: Sequence[Piece], stored: Sequence[Piece], begin: int, end: int) -> Html:
-    return join([bars(local, begin, end, TOPS["local"]), bars(stored, begin, end, TOPS["remote"])])
+def bars(pieces: Iterable[Piece], begin: int, end: int) -> list[Bar]:
+    """Return at most WIDTH bars; neighbours narrower than two units together are one."""
+    scale = WIDTH / (end - begin)
+    drawn: list[Bar] = []
+    for each in pieces:
+        left, right = max(0.0, (each.start - begin) * scale), min(float(WIDTH), (each.stop - begin) * scale)
+        if right <= left:
+            continue
+        bar = Bar(left, right, each.kind, each.left)
+        if drawn and drawn[-1].is_one_with(bar):
+            drawn[-1] = drawn[-1].joined(bar)
+        else:
+            drawn.append(bar)
+    return drawn
+
+
+def _tiers(local: Sequence[Piece], stored: Sequence[Piece], begin: int, end: int) -> list[tuple[int, list[Bar]]]:
+    return [(TOPS["local"], bars(local, begin, end)), (TOPS["remote"], bars(stored, begin, end))]
 
 
 def _over_time(snapshot: PartitionSnapshot, window: Window) -> dict[str, object] | None:
@@ -235,7 +237,7 @@ def _over_time(snapshot: PartitionSnapshot, window: Window) -> dict[str, object]
     begin, end = min(times), max(times)
     return {
         "words": f"Records from {stamp(begin)} to {stamp(end)}",
-        "drawn": _drawn(local, stored, begin, end),
+        "tiers": _tiers(local, stored, begin, end),
         "ends": (stamp(begin), stamp(end)),
     }
 

@@ -20,7 +20,7 @@ from local.errors import InvalidRequest, LogError, NotFound
 from local.storage import DiskStorage, Storage
 from tiered.status.status_report import StatusReport, status_report
 from tiered.status.tier_history import read_series, still_there
-from tiered.web.html import SOON_S, Html, asset, frame, tag
+from tiered.web.html import SOON_S, Html, asset, render
 from tiered.web.pages.history import HistoryData
 from tiered.web.pages.maintenance import (
     Selection,
@@ -242,9 +242,8 @@ class Site:
         words = " ".join(str(error).split())
         if is_json:
             return status, JSON_TYPE, _encoded({"error": type(error).__name__, "message": words})
-        body = [tag("p", words, class_="trouble"), tag("p", tag("a", "Overview", href="/"))]
         again_s = SOON_S if status == HTTPStatus.SERVICE_UNAVAILABLE else None
-        return status, HTML_TYPE, frame(title, "", self._now_ms(), body, refresh_s=again_s)
+        return status, HTML_TYPE, render("failed.html", title, "", self._now_ms(), refresh_s=again_s, words=words)
 
 
 def _parts(path: str) -> list[str]:

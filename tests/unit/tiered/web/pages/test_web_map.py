@@ -14,7 +14,6 @@ from local.facts import SegmentInfo
 from local.names import TopicPartition
 from policies.snapshot import PartitionSnapshot
 from remote.segment_entry import SegmentEntry
-from tiered.web.html import tag
 from tiered.web.pages.segment_map import (
     COMPACTED_LEAST,
     HEIGHTS,
@@ -32,12 +31,10 @@ HERE = "/topics/t/0"
 
 
 def drawn(pieces: list[Piece], begin: int, end: int) -> list[dict[str, float | str]]:
-    """The bars without the background."""
-    found = []
-    for each in bars(pieces, begin, end, 0)[1:]:
-        given = dict(re.findall(r'(\w+)="([^"]*)"', each))
-        found.append({name: value if name == "class" else float(value) for name, value in given.items()})
-    return found
+    return [
+        {"class": each.kind, "x": each.x, "width": each.width, "height": each.height}
+        for each in bars(pieces, begin, end)
+    ]
 
 
 @pytest.mark.parametrize(("count", "size"), [(20_000, 1), (3000, 7), (990, 1000), (500, 3)])
@@ -102,7 +99,7 @@ def every_state() -> PartitionSnapshot:
 
 def test_map_draws_every_state_with_a_legend_in_words() -> None:
     snapshot = every_state()
-    body = tag("main", segment_map(snapshot, Window.of(snapshot, {}), HERE))
+    body = segment_map(snapshot, Window.of(snapshot, {}), HERE)
     offsets, _, rest = body.partition("map-times")
     for kind in KINDS:
         assert f'class="{kind}"' in offsets, kind
@@ -178,7 +175,7 @@ def test_page_of_a_hundred_thousand_local_segments_is_bounded() -> None:
         for at in range(100_000)
     )
     snapshot = replace(every_state(), segments=segments, next_offset=1_000_000, partition=TopicPartition("t", 0))
-    body = tag("main", segment_map(snapshot, Window.of(snapshot, {}), HERE))
+    body = segment_map(snapshot, Window.of(snapshot, {}), HERE)
     assert len(body) < 180_000
     assert "100,000 local segments" in body
 
