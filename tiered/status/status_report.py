@@ -147,7 +147,7 @@ def status_report(
     is_at_work = holder is not None or (work is not None and work.is_at_work(now_ms))
     reported = work.troubles if work is not None else ()
     known = {each.name: each for each in reported if names is None or each.topic is None or each.topic in names}
-    if work is not None and not _is_of_now(work, holder, now_ms):
+    if work is not None and not (work.is_at_work(now_ms) and holder in (None, work.pid)):
         known = {name: each for name, each in known.items() if not _is_back(each, found, errors)}
     problems = [
         *_offline(manager),
@@ -254,10 +254,6 @@ def _of_node(reported: ReportedProblem | None, root: str) -> Iterable[Problem]:
         is_clock = reported.code == ErrorCode.CLOCK_JUMPED
         step = _SET_CLOCK if is_clock else reported.next_step or step_of(reported.kind, {})
         yield replace(reported.problem(root), next_step=step)
-
-
-def _is_of_now(work: WorkReport, holder: int | None, now_ms: int) -> bool:
-    return work.is_at_work(now_ms) and holder in (None, work.pid)
 
 
 def _is_back(

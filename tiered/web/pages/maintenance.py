@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 
 from local.cleaner.cleaner_history import CleaningRun
 from local.errors import InvalidRequest
-from local.names import TopicPartition
 from policies.cleaner_advice import Advice
 from policies.cost.plan_cost import DecisionCost
 from tiered.config.units import parse_duration
@@ -173,7 +172,7 @@ def compaction_data(manager: LogManager, now_ms: int) -> Compaction:
     """Collect the state of compaction without a store request, dirtiest logs first."""
     found = compaction_status(manager, now_ms, may_ask=False).values()
     return Compaction(
-        logs=sorted(found, key=_urgency),
+        logs=sorted(found, key=lambda each: (each.uncleanable is None, -each.log.dirty_ratio, each.log.partition)),
         metrics=cleaner_metrics(manager, now_ms, may_ask=False),
         advice=compaction_advice(manager, now_ms, may_ask=False),
         runs=manager.cleaning.runs,
@@ -219,7 +218,3 @@ def compaction_facts(found: Compaction, query: Mapping[str, str]) -> dict[str, o
         "page": logs.number,
         "pages": logs.last,
     }
-
-
-def _urgency(each: LogCleaningStatus) -> tuple[bool, float, TopicPartition]:
-    return each.uncleanable is None, -each.log.dirty_ratio, each.log.partition

@@ -108,8 +108,9 @@ def segment_map(snapshot: PartitionSnapshot, window: Window, here: str) -> Html:
     local, rows = local_pieces(snapshot), remote_pieces(snapshot)
     stored = sorted([*rows, *holes(rows)], key=lambda each: each.start)
     pieces = [each for each in (*local, *stored) if window.holds(each.start, each.stop)]
+    visible = [each for each in local if window.holds(each.start, each.stop)]
     words = (
-        f"Offsets {window.start:,} to {window.stop:,}: {_counted(local, window)}, "
+        f"Offsets {window.start:,} to {window.stop:,}: {counted(len(visible), 'local segment')}, "
         f"{sum(_rows_in(each, window) for each in snapshot.committed_parts):,} remote"
     )
     return component("section", "segment_map.html")(
@@ -267,10 +268,6 @@ def _local_kind(snapshot: PartitionSnapshot, segment: SegmentInfo) -> str:
         return "expired"
     is_held = segment.next_offset > segment.base_offset
     return "both" if is_held and snapshot.is_committed(segment.base_offset, segment.next_offset) else "local"
-
-
-def _counted(local: Sequence[Piece], window: Window) -> str:
-    return counted(sum(window.holds(each.start, each.stop) for each in local), "local segment")
 
 
 def _rows_in(row: SegmentEntry | PageEntry, window: Window) -> int:
