@@ -151,7 +151,7 @@ class Session:
             store = silent_store(config.remote_url)
         hasty = ShortDeadlineStore.of(config) if is_hasty else None
         brief = BriefStore.of(config) if is_brief else None
-        store = hasty.as_store if hasty is not None else brief.as_store if brief is not None else store
+        store = hasty or brief or store
         with load_progress(self) as report:
             if observations is not None:
                 from tiered.service.observations import open_observed, store_spans, tracer

@@ -219,7 +219,7 @@ def examine_node(patient: Patient) -> Iterator[Finding]:
         yield failed("store", problem)
         return
     assert store is not None, "a store is configured"
-    patient = replace(patient, store=store.as_store, is_away=lambda: store.is_away)
+    patient = replace(patient, store=store, is_away=lambda: store.is_away)
     try:
         yield from run_checks(patient, STORE_CHECKS)
         yield from run_checks(patient, PARTITION_CHECKS)

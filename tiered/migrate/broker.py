@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -92,7 +92,7 @@ class BrokerTopics:
             files = self._storage.list_files(self._directory)
         except NotFound:
             return False
-        bases = sorted(found[0] for name in files if (found := parse_segment_file(name)) and found[1] == names.LOG)
+        bases = sorted(log_sizes(self._storage, self._directory))
         snapshots = sorted((int(match[1]), name) for name in files if (match := _CHECKPOINT.fullmatch(name)))
         if snapshots and (not bases or self._read_upto + 1 < bases[0] or self._read_upto < 0):
             # Records below the log are in the newest checkpoint, which covers everything below its offset.
@@ -113,7 +113,7 @@ class BrokerTopics:
             file = self._storage.open_reader(path)
         except NotFound:
             return start  # deleted in between; the next refresh begins with a checkpoint
-        try:
+        with closing(file):
             walk = BatchRuns(file.read, file.size(), start=start)
             for run in walk:
                 if run.damage is not None:
@@ -123,8 +123,6 @@ class BrokerTopics:
                         self._follow(bytes(record.value or b""), path)
                         self._read_upto = self._read_upto if is_snapshot else record.offset
             return walk.position
-        finally:
-            file.close()
 
     def _follow(self, value: bytes, path: str) -> None:
         fields = _Fields(value, path)
@@ -222,7 +220,7 @@ def open_closed(storage: Storage, directory: str, topic_id: str, reached: int) -
                     found.append(_open(storage, stack, directory, base, following, before[base]))
         except NotFound:
             found = []
-        after = log_sizes(storage, directory, upto=bases[-1:])
+        after = {base: size for base, size in log_sizes(storage, directory).items() if base < max(bases, default=0)}
         is_same_topic = checkpoints.read_topic_id(storage, directory) == topic_id
         if not is_same_topic or after != {base: before[base] for base in bases[:-1]}:
             found = []
@@ -254,35 +252,30 @@ def _open(storage: Storage, stack: ExitStack, directory: str, base: int, followi
 
 def copy_batches(storage: Storage, each: ClosedSegment, path: str, *, from_offset: int) -> None:
     """Copy the batches from `from_offset` on."""
-    file = storage.create(path)
-    try:
+    with closing(storage.create(path)) as file:
         for _, data, table in slices_of(each.log.read):
             skipped = int((table.base_offsets < from_offset).sum())
             if skipped < len(table):
                 file.append(data[int(table.positions[skipped]) : table.valid_bytes])
-    finally:
-        file.close()
 
 
-def log_sizes(storage: Storage, directory: str, upto: Sequence[int] = ()) -> dict[int, int]:
-    """Size in bytes of the ``.log`` files by base offset, without the files at or above `upto`."""
-    found = {}
-    for name, facts in storage.list_files(directory).items():
-        parsed = parse_segment_file(name)
-        if parsed is not None and parsed[1] == names.LOG and not any(parsed[0] >= each for each in upto):
-            found[parsed[0]] = facts.size_bytes
-    return found
+def _sizes(storage: Storage, directory: str, suffix: str) -> dict[int, int]:
+    """Size in bytes of the files with that suffix, by their offset."""
+    files = storage.list_files(directory).items()
+    parsed = ((parse_segment_file(name), facts) for name, facts in files)
+    return {each[0]: facts.size_bytes for each, facts in parsed if each is not None and each[1] == suffix}
+
+
+def log_sizes(storage: Storage, directory: str) -> dict[int, int]:
+    """Size in bytes of the ``.log`` files by base offset."""
+    return _sizes(storage, directory, names.LOG)
 
 
 def stable_offset(storage: Storage, directory: str) -> int:
     """The offset below which all transactions have ended, by the newest whole producer snapshot."""
-    offsets = [
-        parsed[0]
-        for name in storage.list_files(directory)
-        if (parsed := parse_segment_file(name)) is not None and parsed[1] == names.PRODUCER_SNAPSHOT
-    ]
-    for offset in sorted(offsets, reverse=True):
-        producers = _decoded_producers(storage.read(join(directory, segment_file(offset, names.PRODUCER_SNAPSHOT))))
+    for offset in sorted(_sizes(storage, directory, names.PRODUCER_SNAPSHOT), reverse=True):
+        path = join(directory, segment_file(offset, names.PRODUCER_SNAPSHOT))
+        producers = _decoded_producers(storage.read(path))
         if producers is not None:
             open_from = (each.transaction_first_offset for each in producers if each.transaction_first_offset >= 0)
             return min([offset, *open_from])
@@ -305,8 +298,7 @@ def log_start_facts(
         return None
     base = max(bases)
     newest, reached = None, base
-    file = storage.open_reader(join(directory, segment_file(base, names.LOG)))
-    try:
+    with closing(storage.open_reader(join(directory, segment_file(base, names.LOG)))) as file:
         for _, _, table in slices_of(file.read):
             below = table.max_timestamps[table.last_offsets < start]
             times = [newest if newest is not None else -1, *(below[below >= 0].tolist())]
@@ -314,8 +306,6 @@ def log_start_facts(
             reached = int(table.last_offsets[-1]) + 1
             if reached >= start:
                 break
-    finally:
-        file.close()
     if reached < start:
         return None
     return LogStartFacts(newest_below_ms=newest, bytes_from=sum(sizes[each] for each in sizes if each >= base))
@@ -380,7 +370,7 @@ class AdoptSettings:
             parse(name, value)
             (self._one.setdefault(topic, {}) if colon else self._all)[name] = value
         self._broker = BrokerTopics(storage, metadata)
-        self.has_broker = self._broker.refresh()
+        self.refresh()
 
     def refresh(self) -> None:
         """Read the changes of the broker's settings since the last call."""

@@ -47,7 +47,7 @@ from __future__ import annotations
 import struct
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, zip_longest
@@ -391,13 +391,10 @@ class _PartitionFiles:
 
     def _write_log(self, entry: SegmentEntry, pieces: Iterable[bytes | memoryview]) -> None:
         path = join(self._directory, segment_file(entry.base_offset, names.LOG))
-        file = self._storage.create(path + names.TEMPORARY)
-        try:
+        with closing(self._storage.create(path + names.TEMPORARY)) as file:
             for piece in pieces:
                 file.append(piece)
             file.sync()
-        finally:
-            file.close()
         self._storage.rename(path + names.TEMPORARY, path)
         self._storage.sync_directory(self._directory)
 

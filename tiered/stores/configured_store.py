@@ -6,13 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
-from typing import Any, cast
+from typing import TypeVar
 
 from local.errors import LogError, Unavailable
 from local.logdirs.log_dirs import LogDirectories
 from remote.store import ObjectStore
-from remote.store.middleware.deadline_store import Deadlines, Watchdog, WatchedStore
+from remote.store.middleware.deadline_store import Deadlines, WatchedStore
 from remote.store.middleware.retrying_store import RetryBudget, RetryPolicy
 from remote.store.middleware.store_wrapper import ImmutableStore, ThrottledStore
 from remote.store.open_store import open_store
@@ -21,6 +20,7 @@ from tiered.config.config import Config
 from tiered.config.properties import DEFAULTS, IMMUTABLE, parse
 from tiered.config.secrets import keyed_store
 
+T = TypeVar("T")
 OBJECT_SETTINGS = ("remote.storage.class", "remote.sse", "remote.sse.kms.key.id")
 COPY_RATE, FETCH_RATE = (f"remote.log.manager.{way}.max.bytes.per.second" for way in ("copy", "fetch"))
 HASTE_S = 2.0  # about as long as a person waits without output (`remote.store.middleware.retrying_store`)
@@ -103,26 +103,7 @@ def release(directory: LogDirectories, store: ObjectStore | None) -> None:
             store.close()
 
 
-class _ForwardingStore:
-    def __init__(self, inner: ObjectStore) -> None:
-        self._inner = inner
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    @property
-    def as_store(self) -> ObjectStore:
-        return cast(ObjectStore, self)
-
-    def __getattr__(self, verb: str) -> Callable[..., Any]:
-        return partial(self._forward, verb)
-
-    def _forward(self, verb: str, *args: object, **more: object) -> object:
-        return getattr(self._inner, verb)(*args, **more)
-
-
-class ShortDeadlineStore(_ForwardingStore):
+class ShortDeadlineStore(WatchedStore):
     """A store with short deadlines while a command opens. Thread safe, except `haste`.
 
     | phase | a call | after an unanswered call |
@@ -133,11 +114,10 @@ class ShortDeadlineStore(_ForwardingStore):
 
     def __init__(self, inner: ObjectStore, budget: RetryBudget, limit_s: float = HASTE_S) -> None:
         """`budget` is that of the retries below `inner`."""
-        super().__init__(inner)
+        super().__init__(inner, deadlines=Deadlines(call_s=limit_s))
         self._budget = budget
-        self._brief = WatchedStore(inner, deadlines=Deadlines(call_s=limit_s))
         self._is_hasty = False
-        self._silent: Unavailable | None = None
+        self._silent: Unavailable | None = None  # the error of an unanswered call
 
     @classmethod
     def of(cls, config: Config) -> ShortDeadlineStore | None:
@@ -156,31 +136,19 @@ class ShortDeadlineStore(_ForwardingStore):
         finally:
             self._is_hasty = False
 
-    def close(self) -> None:
-        self._inner.close()
-
-    def _forward(self, verb: str, *args: object, **more: object) -> object:
+    def _around(self, call: Callable[[], T], operation: str, key: str | None, size_bytes: int = 0) -> T:
         if not self._is_hasty:
-            return super()._forward(verb, *args, **more)
+            return call()
         if self._silent is not None:
             raise self._silent.restated("the store did not reply to an earlier call", **self._silent.facts)
         try:
-            found = getattr(self._brief, verb)(*args, **more)
-        except Unavailable as error:
-            self._silent = error
-            raise
-        return self._listed(found) if isinstance(found, Iterator) else found
-
-    def _listed(self, found: Iterator[object]) -> Iterator[object]:
-        """A listing sends its requests while it is read."""
-        try:
-            yield from found
+            return super()._around(call, operation, key, size_bytes)
         except Unavailable as error:
             self._silent = error
             raise
 
 
-class BriefStore(_ForwardingStore):
+class BriefStore(WatchedStore):
     """A store that bounds the unanswered waits of all calls together. For reading commands. Thread safe.
 
     | the store | unanswered waits, in total | then |
@@ -194,10 +162,9 @@ class BriefStore(_ForwardingStore):
     ) -> None:
         super().__init__(inner)
         self._limit_s, self._elapsed_s = limit_s, elapsed_s
-        self._watchdog = Watchdog()
         self._lock = threading.Lock()
         self._vain_s, self._has_answered = 0.0, False
-        self._silent: Unavailable | None = None
+        self._silent: Unavailable | None = None  # the error of the first unanswered call
 
     @classmethod
     def of(cls, config: Config) -> BriefStore | None:
@@ -218,26 +185,7 @@ class BriefStore(_ForwardingStore):
         with suppress(Unavailable):
             self._watchdog.run(self._inner.close, CLOSE_S, "closing a store that did not reply")
 
-    def _forward(self, verb: str, *args: object, **more: object) -> object:
-        return self._timed(lambda left_s: getattr(self._within(left_s), verb)(*args, **more))
-
-    def list(self, prefix: str, *, start_after: str = "") -> Iterator[object]:
-        infos: Iterator[object] | None = None
-        end = object()
-
-        def following(left_s: float) -> object:
-            nonlocal infos
-            if infos is None:
-                infos = self._within(left_s).list(prefix, start_after=start_after)
-            return next(infos, end)
-
-        while (info := self._timed(following)) is not end:
-            yield info
-
-    def _within(self, left_s: float) -> WatchedStore:
-        return WatchedStore(self._inner, self._watchdog, Deadlines(call_s=left_s))
-
-    def _timed(self, ask: Callable[[float], object]) -> object:
+    def _around(self, call: Callable[[], T], operation: str, key: str | None, size_bytes: int = 0) -> T:
         with self._lock:
             left_s = (ANSWERED_S if self._has_answered else self._limit_s) - self._vain_s
             silent = self._silent
@@ -245,7 +193,8 @@ class BriefStore(_ForwardingStore):
             raise silent.restated(silent.attempt, **silent.facts)
         started_s = self._elapsed_s()
         try:
-            found = ask(left_s)
+            limited = WatchedStore(self._inner, self._watchdog, Deadlines(call_s=left_s))
+            found = limited._around(call, operation, key, size_bytes)
         except Unavailable as error:
             with self._lock:
                 self._vain_s += self._elapsed_s() - started_s

@@ -152,13 +152,13 @@ def test_call_without_an_answer_stops_further_calls_until_the_deadline_ends() ->
     with store.haste():
         for _ in range(3):
             with pytest.raises(Unavailable):
-                store.as_store.get("a")
+                store.get("a")
             with pytest.raises(Unavailable):
-                list(store.as_store.list(""))
+                list(store.list(""))
     assert away.asked == ["get"]
     assert waits == []
     with pytest.raises(Unavailable):
-        store.as_store.get("a")
+        store.get("a")
     assert len(away.asked) > 2, "after the short deadline the store must be retried again"
     assert waits != []
 
@@ -177,14 +177,14 @@ def test_hanging_call_is_abandoned_at_the_limit() -> None:
     store = ShortDeadlineStore(Hanging(), RetryBudget(), limit_s=0.01)  # type: ignore[arg-type]
     try:
         with store.haste(), pytest.raises(Unavailable, match="no reply before the deadline"):
-            store.as_store.get("a")
+            store.get("a")
     finally:
         done.set()
 
 
 def test_store_that_answers_gets_every_call_under_a_short_deadline() -> None:
     inner = MemoryStore()
-    store = ShortDeadlineStore(inner, RetryBudget()).as_store
+    store = ShortDeadlineStore(inner, RetryBudget())
     with store.haste():  # type: ignore[attr-defined]
         store.put_if_absent("a", b"1")
         assert (store.get("a"), [info.key for info in store.list("")]) == (b"1", ["a"])
@@ -275,9 +275,9 @@ def test_dead_store_costs_one_time_limit_and_later_calls_fail_at_once() -> None:
     store = BriefStore(Slow(away.inner), elapsed_s=lambda: clock[0])  # type: ignore[arg-type]
     for _ in range(50):
         with pytest.raises(Unavailable, match="the store cannot be reached"):
-            store.as_store.get("a")
+            store.get("a")
         with pytest.raises(Unavailable):
-            list(store.as_store.list(""))
+            list(store.list(""))
     assert (len(away.asked), store.is_away) == (3, True)
 
 
@@ -286,12 +286,12 @@ def test_store_that_has_answered_gets_the_time_of_a_full_call() -> None:
     store = BriefStore(away, elapsed_s=lambda: clock[0])  # type: ignore[arg-type]
     away.error = ERRORS["a wrong secret"]
     with pytest.raises(AccessDenied):
-        store.as_store.get("a")
+        store.get("a")
     assert not store.is_away, "a refusal must count as an answer"
     with store._lock:
         store._vain_s = configured_store.ANSWERED_S - 1
     away.error = None
-    assert list(store.as_store.list("")) == []
+    assert list(store.list("")) == []
 
 
 def test_hanging_store_gets_one_request_from_a_read_only_open() -> None:
@@ -312,7 +312,7 @@ def test_hanging_store_gets_one_request_from_a_read_only_open() -> None:
     try:
         for _ in range(20):
             with pytest.raises(Unavailable, match="no reply before the deadline"):
-                list(store.as_store.list(""))
+                list(store.list(""))
         assert Hanging.asked == 1
     finally:
         done.set()
