@@ -68,14 +68,16 @@ def decode_transaction_record(key: bytes | None, value: bytes | None) -> tuple[F
     return {"type": kind, "data": data}, _value(value, 1, 1, _transaction_value)
 
 
-class _Reader:
-    """The bytes of one message in order. `is_flexible` selects the encoding of lengths."""
+class FieldReader:
+    """The bytes of one message of Kafka in order. `is_flexible` selects the encoding of lengths. Raises Corrupt."""
 
-    def __init__(self, data: bytes, attempt: str) -> None:
+    def __init__(self, data: bytes, attempt: str, *, is_flexible: bool = False, errors: str = "replace") -> None:
+        """`attempt` begins each error. `errors` is that of `bytes.decode`, for texts."""
         self._data = data
         self._attempt = attempt
+        self._errors = errors
         self._at = 0
-        self.is_flexible = False
+        self.is_flexible = is_flexible
 
     def take(self, length: int) -> bytes:
         if length < 0 or self._at + length > len(self._data):
@@ -87,11 +89,14 @@ class _Reader:
         return int.from_bytes(self.take(width), "big", signed=True)
 
     def length(self, width: int) -> int:
-        return self._varint() - 1 if self.is_flexible else self.number(width)
+        return self.varint() - 1 if self.is_flexible else self.number(width)
 
     def nullable_text(self) -> str | None:
         length = self.length(2)
-        return None if length == -1 else self.take(length).decode("utf-8", "replace")
+        try:
+            return None if length == -1 else self.take(length).decode("utf-8", self._errors)
+        except UnicodeDecodeError:
+            raise Corrupt(f"{self._attempt}, a string is invalid", at=self._at) from None
 
     def text(self) -> str:
         text = self.nullable_text()
@@ -113,16 +118,17 @@ class _Reader:
         if not self.is_flexible:
             return {}
         found: dict[int, bytes] = {}
-        for _ in range(self._varint()):
-            tag = self._varint()
-            found[tag] = self.take(self._varint())
+        for _ in range(self.varint()):
+            tag = self.varint()
+            found[tag] = self.take(self.varint())
         return found
 
     def end(self) -> None:
         if self._at != len(self._data):
             raise Corrupt(f"{self._attempt}, bytes follow its end", at=self._at, size_bytes=len(self._data))
 
-    def _varint(self) -> int:
+    def varint(self) -> int:
+        """An unsigned varint."""
         value = 0
         for shift in range(0, 35, 7):
             byte = self.take(1)[0]
@@ -132,10 +138,10 @@ class _Reader:
         raise Corrupt(f"{self._attempt}, a length has more than five bytes", at=self._at)
 
 
-def _begin(key: bytes | None, attempt: str) -> tuple[int, _Reader]:
+def _begin(key: bytes | None, attempt: str) -> tuple[int, FieldReader]:
     if key is None:
         raise Corrupt(f"{attempt}, it is missing")
-    head = _Reader(key, attempt)
+    head = FieldReader(key, attempt)
     kind = head.number(2)
     if kind < 0:
         raise Corrupt(f"{attempt}, its type is unknown", type=kind)
@@ -148,11 +154,11 @@ def _unknown(kind: int, key: bytes | None, value: bytes | None) -> tuple[Fields,
 
 
 def _value(
-    value: bytes | None, newest: int, flexible_from: int, read: Callable[[_Reader, int], Fields]
+    value: bytes | None, newest: int, flexible_from: int, read: Callable[[FieldReader, int], Fields]
 ) -> Fields | None:
     if value is None:
         return None
-    body = _Reader(value, "cannot read the value of a coordinator record")
+    body = FieldReader(value, "cannot read the value of a coordinator record")
     version = body.number(2)
     if not 0 <= version <= newest:
         raise Corrupt(
@@ -164,7 +170,7 @@ def _value(
     return {"version": version, "data": data}
 
 
-def _offset_value(body: _Reader, version: int) -> Fields:
+def _offset_value(body: FieldReader, version: int) -> Fields:
     data: Fields = {"offset": body.number(8)}
     if version >= 3:
         data["leaderEpoch"] = body.number(4)
@@ -175,7 +181,7 @@ def _offset_value(body: _Reader, version: int) -> Fields:
     return data | _unknown_tags(body.tags())
 
 
-def _group_value(body: _Reader, version: int) -> Fields:
+def _group_value(body: FieldReader, version: int) -> Fields:
     data: Fields = {
         "protocolType": body.text(),
         "generation": body.number(4),
@@ -188,7 +194,7 @@ def _group_value(body: _Reader, version: int) -> Fields:
     return data | _unknown_tags(body.tags())
 
 
-def _member(body: _Reader, version: int) -> Fields:
+def _member(body: FieldReader, version: int) -> Fields:
     member: Fields = {"memberId": body.text()}
     if version >= 3:
         member["groupInstanceId"] = body.nullable_text()
@@ -199,7 +205,7 @@ def _member(body: _Reader, version: int) -> Fields:
     return member | _unknown_tags(body.tags())
 
 
-def _transaction_value(body: _Reader, version: int) -> Fields:
+def _transaction_value(body: FieldReader, version: int) -> Fields:
     data: Fields = {
         "producerId": body.number(8),
         "producerEpoch": body.number(2),
@@ -217,7 +223,7 @@ def _transaction_value(body: _Reader, version: int) -> Fields:
     return data | _unknown_tags(tags)
 
 
-def _partitions(body: _Reader) -> Fields:
+def _partitions(body: FieldReader) -> Fields:
     topic: Fields = {"topic": body.text(), "partitionIds": body.items(lambda: body.number(4))}
     return topic | _unknown_tags(body.tags())
 

@@ -36,6 +36,7 @@ from local.log.leader_epochs import LeaderEpochs
 from local.log.producer_state import ProducerEntry, decode_snapshot
 from local.names import TopicPartition, parse_segment_file, segment_file
 from local.records.batch_runs import BatchRuns
+from local.records.coordinator_records import FieldReader
 from local.storage import Storage, StorageFile, join
 from policies.tier_relation import BrokerRetention, LogStartFacts
 from tiered.config.config import Config, check_combination, resolve_rules
@@ -120,35 +121,38 @@ class BrokerTopics:
                     raise Corrupt(f"cannot read the metadata of the broker, {run.damage}", path=path, at=run.position)
                 for record in kernels.decode_columns(run.data).records():
                     if is_snapshot or record.offset > self._read_upto:
-                        self._follow(bytes(record.value or b""), path)
+                        try:
+                            self._follow(bytes(record.value or b""))
+                        except Corrupt as error:
+                            raise error.restated(error.attempt, path=path, **error.facts) from None
                         self._read_upto = self._read_upto if is_snapshot else record.offset
             return walk.position
 
-    def _follow(self, value: bytes, path: str) -> None:
-        fields = _Fields(value, path)
-        if fields.number() != 1:
+    def _follow(self, value: bytes) -> None:
+        fields = _fields(value)
+        if fields.varint() != 1:
             return
-        kind, version = fields.number(), fields.number()
+        kind, version = fields.varint(), fields.varint()
         if kind == PARTITION_RECORD:  # later versions add fields behind these
-            partition, topic_id = fields.int32(), fields.take(16)
-            self._replicas.setdefault(topic_id, {})[partition] = fields.number() - 1
+            partition, topic_id = fields.number(4), fields.take(16)
+            self._replicas.setdefault(topic_id, {})[partition] = fields.length(4)
             return
         if version != 0 and kind != PARTITION_CHANGE_RECORD:
             return
         if kind == TOPIC_RECORD:
-            name, topic_id = fields.text() or "", fields.take(16)
+            name, topic_id = fields.nullable_text() or "", fields.take(16)
             self._settings.pop(name, None) if self._names.get(topic_id) != name else None
             self._names[topic_id] = name
         elif kind == PARTITION_CHANGE_RECORD:
-            partition, topic_id = fields.int32(), fields.take(16)
-            if (changed := fields.tagged().get(REPLICAS_TAG)) is not None:
-                self._replicas.setdefault(topic_id, {})[partition] = _Fields(changed, path).number() - 1
+            partition, topic_id = fields.number(4), fields.take(16)
+            if (changed := fields.tags().get(REPLICAS_TAG)) is not None:
+                self._replicas.setdefault(topic_id, {})[partition] = _fields(changed).length(4)
         elif kind == REMOVE_TOPIC_RECORD:
             topic_id = fields.take(16)
             self._replicas.pop(topic_id, None)
             self._settings.pop(self._names.pop(topic_id, ""), None)
         elif kind == CONFIG_RECORD and fields.take(1)[0] == OF_TOPIC:
-            topic, name, setting = fields.text() or "", fields.text() or "", fields.text()
+            topic, name, setting = fields.nullable_text() or "", fields.nullable_text() or "", fields.nullable_text()
             own = self._settings.setdefault(topic, {})
             if setting is None:
                 own.pop(name, None)
@@ -156,42 +160,8 @@ class BrokerTopics:
                 own[name] = setting
 
 
-class _Fields:
-    """The fields of a record's value, in order. Every method raises Corrupt if the value ends too early."""
-
-    def __init__(self, value: bytes, path: str) -> None:
-        self._value, self._path, self._at = value, path, 0
-
-    def number(self) -> int:
-        found = shift = 0
-        while True:
-            byte = self.take(1)[0]
-            found |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return found
-
-    def int32(self) -> int:
-        return int.from_bytes(self.take(4), "big", signed=True)
-
-    def tagged(self) -> dict[int, bytes]:
-        return {self.number(): self.take(self.number()) for _ in range(self.number())}
-
-    def text(self) -> str | None:
-        length = self.number()
-        if length == 0:
-            return None
-        try:
-            return self.take(length - 1).decode()
-        except UnicodeDecodeError:
-            raise Corrupt("cannot read the metadata of the broker, a string is invalid", path=self._path) from None
-
-    def take(self, count: int) -> bytes:
-        found = self._value[self._at : self._at + count]
-        if len(found) < count:
-            raise Corrupt("cannot read the metadata of the broker, a record is truncated", path=self._path)
-        self._at += count
-        return found
+def _fields(value: bytes) -> FieldReader:
+    return FieldReader(value, "cannot read a metadata record of the broker", is_flexible=True, errors="strict")
 
 
 @dataclass(frozen=True, slots=True)

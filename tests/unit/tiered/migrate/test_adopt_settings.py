@@ -166,7 +166,7 @@ def test_missing_metadata_log_is_reported_and_an_invalid_one_is_corrupt(tmp_path
     assert not BrokerTopics(DiskStorage(), str(tmp_path)).refresh()
     controller = Controller(tmp_path)
     controller.write(_record(4, b"\x02\x7f"))
-    with pytest.raises(Corrupt, match="a record is truncated"):
+    with pytest.raises(Corrupt, match="a metadata record of the broker, it is truncated"):
         BrokerTopics(DiskStorage(), str(tmp_path)).refresh()
 
 
