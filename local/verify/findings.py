@@ -125,7 +125,6 @@ class FindingCode:
         )
 
     def message(self, **facts: object) -> str:
-        """Return the text with these facts."""
         if not facts:
             return self.text
         named = {name for text in (self.text, self.next_step) for _, name, _, _ in Formatter().parse(text)}
@@ -167,7 +166,6 @@ def unreadable(error: DiskFailed | AccessDenied, path: str) -> Finding:
 
 
 def damaged(error: Corrupt, path: str, *, offsets: tuple[int, int] | None = None, is_unread: bool = False) -> Finding:
-    """The finding for bytes that contradict their format or their checksum."""
     facts = " ".join(f"{name}={value}" for name, value in error.facts.items() if name not in ("path", "at"))
     at = error.facts.get("at")
     return DAMAGED.found(

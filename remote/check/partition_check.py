@@ -118,8 +118,6 @@ _LISTS: dict[Part, tuple[str, Callable[[msgspec.Raw], Any]]] = {
 
 
 class ObjectKind(Enum):
-    """The kind of an object below the prefix, by its name and the newest manifest."""
-
     MANIFEST = "head"
     SEGMENT = "segment"
     INDEXES = "indexes"

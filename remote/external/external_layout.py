@@ -27,6 +27,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Protocol
 
 from local.errors import Corrupt, InvalidRequest
@@ -189,14 +190,16 @@ def plain_chunk_table(size_bytes: int) -> ChunkTable:
     return ChunkTable(lengths=lengths, crcs=(0,) * len(lengths))
 
 
-def parse_aiven_file(name: str) -> tuple[int, str, str] | None:
-    """Return (base offset, stem, suffix) of a file's name; None for anything else."""
-    return _parsed(_AIVEN_FILE, name)
+def _parsed(pattern: re.Pattern[str], name: str) -> tuple[int, str, str] | None:
+    found = pattern.fullmatch(name)
+    if found is None or int(found[1]) > _OFFSET_MAX:
+        return None
+    return int(found[1]), name[: -len(found[3])], found[3]
 
 
-def parse_kafka_file(name: str) -> tuple[int, str, str] | None:
-    """Return (base offset, stem, suffix) of a LocalTieredStorage file; None for anything else."""
-    return _parsed(_KAFKA_FILE, name)
+# Of the name of a file: (base offset, stem, suffix); None for a name of another form.
+parse_aiven_file: ParseFile = partial(_parsed, _AIVEN_FILE)
+parse_kafka_file: ParseFile = partial(_parsed, _KAFKA_FILE)
 
 
 def files_of(store: ObjectStore, place: str, parse: ParseFile) -> dict[tuple[int, str], dict[str, ObjectInfo]]:
@@ -235,13 +238,6 @@ def parse_kafka_directory(name: str) -> tuple[str, int, str] | None:
 def sibling(data_key: str, suffix: str) -> str:
     """The key of a ``.log`` with another suffix."""
     return data_key.removesuffix(LOG) + suffix
-
-
-def _parsed(pattern: re.Pattern[str], name: str) -> tuple[int, str, str] | None:
-    found = pattern.fullmatch(name)
-    if found is None or int(found[1]) > _OFFSET_MAX:
-        return None
-    return int(found[1]), name[: -len(found[3])], found[3]
 
 
 class ExternalObject:

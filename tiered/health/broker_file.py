@@ -57,8 +57,6 @@ _READING = "cannot read the properties of the broker"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of the file, with the number of its first line."""
-
     line: int
     name: str
     value: str
@@ -121,8 +119,6 @@ def broker_settings(entries: Sequence[Entry]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ignored:
-    """An entry without effect here, and the reason."""
-
     entry: Entry
     why: str
 

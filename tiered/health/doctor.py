@@ -228,7 +228,6 @@ def examine_node(patient: Patient) -> Iterator[Finding]:
 
 
 def run_checks(patient: Patient, checks: Iterable[tuple[str, Check]]) -> Iterator[Finding]:
-    """Yield the findings of each check; an exception becomes a finding."""
     for name, check in checks:
         try:
             yield from check(patient)
@@ -237,7 +236,6 @@ def run_checks(patient: Patient, checks: Iterable[tuple[str, Check]]) -> Iterato
 
 
 def failed(check: str, problem: BaseException, where: str = "") -> Finding:
-    """Convert an error to a finding."""
     step = None
     if isinstance(problem, ImportError):
         step = f"pip install {problem.name or 'the package'}"
@@ -247,7 +245,6 @@ def failed(check: str, problem: BaseException, where: str = "") -> Finding:
 
 
 def not_checked(check: str, what: str, where: str = "") -> Finding:
-    """Return the result of a check that was impossible or not wanted."""
     return passed(check, what, where, severity=Severity.SKIPPED)
 
 
@@ -341,7 +338,6 @@ def _fsync(patient: Patient, root: str) -> Finding:
 
 
 def open_files(patient: Patient) -> Iterator[Finding]:
-    """Check that the limit of open files allows an active segment in every partition."""
     count = sum(topic.partition_count for topic in TopicRegistry(patient.places).all())
     needed, limit = FILES_PER_PARTITION * count + FILES_BESIDE, patient.files_max
     if limit is not None and limit < needed:

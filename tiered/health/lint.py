@@ -102,7 +102,7 @@ def lint_config(
     with_defaults: bool = True,
 ) -> list[Finding]:
     """Return the findings for a loaded configuration; `is_whole`: `topics` are all topics of the node."""
-    lines = lines or TomlLines(config.path or "", {})
+    lines = lines or TomlLines(config.path or "")
     found = list(_own_keys(topics))
     if found:
         return found
@@ -123,10 +123,13 @@ class TomlLines:
     """The line of each key of a ``tiered.toml``."""
 
     def __init__(
-        self, path: str, lines: Mapping[tuple[str, str], int], body: Mapping[str, object] | None = None
+        self,
+        path: str,
+        lines: Mapping[tuple[str, str], int] | None = None,
+        body: Mapping[str, object] | None = None,
+        file_findings: Sequence[Finding] = (),
     ) -> None:
-        self.path, self._lines, self.body = path, lines, body or {}
-        self.file_findings: tuple[Finding, ...] = ()
+        self.path, self._lines, self.body, self.file_findings = path, lines or {}, body or {}, file_findings
 
     @classmethod
     def read(cls, path: str) -> TomlLines:
@@ -134,23 +137,17 @@ class TomlLines:
         try:
             with open(path, encoding="utf-8-sig") as file:
                 text = file.read()
+            return cls(path, dict(_places(text)), tomllib.loads(text))
         except FileNotFoundError:
             raise NotFound("the configuration file does not exist", file=path) from None
-        except (OSError, UnicodeDecodeError) as problem:
-            cause = problem.strerror if isinstance(problem, OSError) else "it is not text"
-            return cls._unreadable(path, path, f"the file is unreadable: {(cause or 'failed').lower()}")
-        try:
-            return cls(path, dict(_places(text)), tomllib.loads(text))
         except tomllib.TOMLDecodeError as problem:
             line = _AT_LINE.search(str(problem))
             message = re.sub(r"\s*\(at .*", "", str(problem))
-            return cls._unreadable(path, f"{path}:{line[1]}" if line else path, f"invalid TOML: {message.lower()}")
-
-    @classmethod
-    def _unreadable(cls, path: str, where: str, what: str) -> TomlLines:
-        found = cls(path, {})
-        found.file_findings = (_NO_TOML.found(where, what=what),)
-        return found
+            where, what = f"{path}:{line[1]}" if line else path, f"invalid TOML: {message.lower()}"
+        except (OSError, UnicodeDecodeError) as problem:
+            cause = problem.strerror if isinstance(problem, OSError) else "it is not text"
+            where, what = path, f"the file is unreadable: {(cause or 'failed').lower()}"
+        return cls(path, file_findings=(_NO_TOML.found(where, what=what),))
 
     def where(self, section: str, key: str) -> str | None:
         """Return ``file:line`` of a key, else of its section's header; None if neither has a line."""

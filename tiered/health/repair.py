@@ -122,7 +122,6 @@ class RepairPlan:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes to upload."""
         return sum(each.size_bytes for each in self.repairs)
 
 

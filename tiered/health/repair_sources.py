@@ -426,7 +426,6 @@ class Relatives:
         return None
 
     def on_disk(self, name: RemotePartitionName, entry: SegmentEntry, copies: IsWhole) -> RemotePartitionName | None:
-        """Return a relative with the entry's bytes in its log on this machine's disk."""
         return next((other for other in self._of(name, entry) if copies(other, entry)), None)
 
     def entries(self, name: RemotePartitionName) -> Sequence[SegmentEntry]:

@@ -257,7 +257,7 @@ def _plaintext(name: RemotePartitionName, survey: BucketReport, settings: Settin
     entries = sorted((entry for entry in survey.entries if entry.key_id is None), key=lambda entry: entry.base_offset)
     if not key or not entries:
         return []
-    found = _PLAINTEXT.found(
+    plaintext = _PLAINTEXT.found(
         name.prefix,
         offsets=(entries[0].base_offset, max(entry.next_offset for entry in entries)),
         next_step=f"encrypt them: tiered rewrite recode {name.topic} --key-id {key}",
@@ -266,7 +266,7 @@ def _plaintext(name: RemotePartitionName, survey: BucketReport, settings: Settin
         segments=len(entries),
         bytes=sum(entry.stored_bytes for entry in entries),
     )
-    return [found]
+    return [plaintext]
 
 
 def _partition(name: RemotePartitionName, survey: BucketReport) -> PartitionScrub:

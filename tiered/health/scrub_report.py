@@ -81,6 +81,14 @@ class ScrubReport(msgspec.Struct, frozen=True, kw_only=True):
     def of(self, severity: str) -> list[Found]:
         return [each for each in self.findings if each.severity == severity]
 
+    @property
+    def object_count(self) -> int:
+        return sum(count for each in self.partitions for count in each.objects.values())
+
+    def counts(self, *severities: str) -> str:
+        """The number of findings of each severity, as ``name=count``."""
+        return " ".join(f"{severity}={len(self.of(severity))}" for severity in severities)
+
 
 # Created at import: creating it in two threads at once ends the process (msgspec 0.22).
 _REPORT = msgspec.json.Decoder(ScrubReport)

@@ -131,12 +131,10 @@ class AdoptMetrics:
 
     @property
     def is_well(self) -> bool:
-        """Whether no partition had a problem in the last pass."""
         with self._lock:
             return not self._troubles
 
     def note(self, done: Sequence[AdoptedPartition], now_ms: int) -> None:
-        """Record the result of a finished pass."""
         with self._lock:
             self._rounds, self._round_ms, self._ended_at = self._rounds + 1, now_ms, counted_ms()
             self._troubles = Counter(type(each.problem).__name__ for each in done if each.problem is not None)
@@ -152,7 +150,6 @@ class AdoptMetrics:
                 self._lost[topic] += sum(end - start for start, end in each.lost)
 
     def text(self, now_ms: int, form: Form = Form.PROMETHEUS) -> str:
-        """The metrics page for Prometheus."""
         with self._lock:
             return exposition(list(self._samples(now_ms)), form)
 
@@ -374,7 +371,10 @@ class Adopter:
                     entry = self._uploaded(log, _as_it_is(directory, each, epochs), now_ms)
                     log.commit(add_segments([entry]), now_ms)
                     work.copied, work.copied_bytes = work.copied + 1, work.copied_bytes + each.size_bytes
-            self._collect_manifests(log, now_ms)
+            manifest = log.refresh()
+            if collected_upto := collectable_upto(manifest.sequence, log.gc_boundary):
+                place = partition_prefix(manifest.topic, manifest.topic_id, manifest.partition)
+                collect_manifests(self._store, place, log, collected_upto, now_ms=now_ms)
             waiting = [each for each in closed if each not in due]
             return replace(
                 work.figures(sizes, [each.size_bytes for each in waiting], reached),
@@ -418,12 +418,6 @@ class Adopter:
         return copy_segment(
             self._store, place, segment, epoch=log.epoch, now_ms=now_ms, object_encoding=encoding, progress=report
         )
-
-    def _collect_manifests(self, log: MetadataLog, now_ms: int) -> None:
-        manifest = log.refresh()
-        if upto := collectable_upto(manifest.sequence, log.gc_boundary):
-            place = partition_prefix(manifest.topic, manifest.topic_id, manifest.partition)
-            collect_manifests(self._store, place, log, upto, now_ms=now_ms)
 
     def _copy_cleaned(
         self,

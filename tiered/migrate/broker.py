@@ -200,18 +200,15 @@ def open_closed(storage: Storage, directory: str, topic_id: str, reached: int) -
 def _open(storage: Storage, stack: ExitStack, directory: str, base: int, following: int, size: int) -> ClosedSegment:
     file = storage.open_reader(join(directory, segment_file(base, names.LOG)))
     stack.callback(file.close)
-    others = {}
-    named = {
-        names.OFFSET_INDEX: base,
-        names.TIME_INDEX: base,
-        names.TXN_INDEX: base,
-        names.PRODUCER_SNAPSHOT: following,
-    }
-    for suffix, offset in named.items():
+
+    def read(suffix: str, offset: int) -> bytes:
         try:
-            others[suffix] = storage.read(join(directory, segment_file(offset, suffix)))
+            return storage.read(join(directory, segment_file(offset, suffix)))
         except NotFound:
-            others[suffix] = b""
+            return b""
+
+    others = {suffix: read(suffix, base) for suffix in (names.OFFSET_INDEX, names.TIME_INDEX, names.TXN_INDEX)}
+    others[names.PRODUCER_SNAPSHOT] = read(names.PRODUCER_SNAPSHOT, following)
     producers = _decoded_producers(others[names.PRODUCER_SNAPSHOT])
     if producers is None:
         others[names.PRODUCER_SNAPSHOT] = b""
@@ -221,7 +218,6 @@ def _open(storage: Storage, stack: ExitStack, directory: str, base: int, followi
 
 
 def copy_batches(storage: Storage, each: ClosedSegment, path: str, *, from_offset: int) -> None:
-    """Copy the batches from `from_offset` on."""
     with closing(storage.create(path)) as file:
         for _, data, table in slices_of(each.log.read):
             skipped = int((table.base_offsets < from_offset).sum())
@@ -310,7 +306,6 @@ def adopted_partitions(storage: Storage, root: str, topics: Sequence[str] = ()) 
 
 
 def adopted_topics(storage: Storage, root: str, topics: Sequence[str] = ()) -> list[str]:
-    """The topics of these partitions."""
     return sorted({each.topic for each in adopted_partitions(storage, root, topics)})
 
 

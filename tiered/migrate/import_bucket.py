@@ -246,8 +246,6 @@ def run_import(
 
 
 class ImportUnit(NamedTuple):
-    """One segment, and the one after it in the plan."""
-
     number: int
     entry: SegmentEntry
     following: SegmentEntry | None

@@ -39,8 +39,6 @@ ENABLE = "remote.storage.enable"
 
 
 class LocalSegments(Enum):
-    """Which segments get files on the disk."""
-
     ALL = "all"
     RECENT = "recent"
     NONE = "none"
@@ -130,8 +128,6 @@ def _gets(entry: SegmentEntry) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRestore:
-    """One topic, all of its partitions."""
-
     topic: str
     topic_id: str
     properties: dict[str, str]
@@ -270,7 +266,6 @@ def cleaned_reach(entries: Sequence[SegmentEntry]) -> int:
 
 
 def missing_keys(doing: str, manifest: Manifest, advice: str = "", **facts: object) -> InvalidRequest:
-    """The error of a cut below `cleaned_reach`."""
     why = "the topic was compacted: keys whose older records were replaced by newer ones above the end would be missing"
     where = {"topic": manifest.topic, "partition": manifest.partition}
     return InvalidRequest(f"cannot {doing} a part of the topic, {why}{advice}", **facts, **where)

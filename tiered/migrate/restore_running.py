@@ -181,7 +181,6 @@ class RestoreJob(LocalJob[RestoreUnit, None, list[RestoredPartition]]):
             self.directory.abandon()
 
     def units(self) -> Iterator[RestoreUnit]:
-        """Take each topic over, and yield its entries."""
         for number, topic in enumerate(self.plans):
             with self.failures.noted(number, self.errors_of_plan):
                 work = self._topics[number] = _TopicWork(self, topic)
@@ -209,7 +208,6 @@ class RestoreJob(LocalJob[RestoreUnit, None, list[RestoredPartition]]):
                 self._done.append(self._topics.pop(unit.number).finish(self._registry))
 
     def outcomes(self) -> list[list[RestoredPartition]]:
-        """Return the partitions of each topic that is restored."""
         return self._done
 
 

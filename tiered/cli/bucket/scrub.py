@@ -151,14 +151,10 @@ def _scrubbed(
 
 
 def _print_summary(session: Session, found: ScrubReport, path: str | None) -> None:
-    objects = sum(count for each in found.partitions for count in each.objects.values())
-    size = sum(each.size_bytes for each in found.partitions)
-    depth = _depth(found)
-    session.say(
-        f"{counted(len(found.partitions), 'partition')}, {counted(objects, 'object')}, {format_bytes(size)}: {depth}"
-    )
-    counts = {weight: len(found.of(weight)) for weight in ("corrupt", "warning", "info")}
-    session.say(" ".join(f"{weight}={count}" for weight, count in counts.items()))
+    size = format_bytes(sum(each.size_bytes for each in found.partitions))
+    count = f"{counted(len(found.partitions), 'partition')}, {counted(found.object_count, 'object')}"
+    session.say(f"{count}, {size}: {_depth(found)}")
+    session.say(found.counts("corrupt", "warning", "info"))
     if found.of("corrupt"):
         session.say(f"next: tiered repair {path} --dry-run")
 

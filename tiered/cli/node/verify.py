@@ -279,7 +279,6 @@ def _print_bucket_summary(session: Session, verdict: BucketVerdict, targets: Seq
     from tiered.config.units import counted, format_bytes
 
     found, sample = verdict.report, verdict.sample
-    objects = sum(count for each in found.partitions for count in each.objects.values())
     depth = f"bytes of {verdict.read_segments} of {verdict.segments} segments decoded, {format_bytes(found.read_bytes)}"
     if found.unread_segments:
         depth += f"; {counted(found.unread_segments, 'segment')} could not be read, see the findings"
@@ -289,8 +288,8 @@ def _print_bucket_summary(session: Session, verdict: BucketVerdict, targets: Seq
         depth += f"; sample of --seed {sample.seed}"
     elif not (verdict.read_segments or found.unread_segments or found.unread_partitions):
         depth = f"{verdict.segments} segments by metadata only, see --deep and --sample"
-    session.say(f"{len(found.partitions)} partitions, {objects} objects in {found.store}: {depth}")
-    session.say(" ".join(f"{weight}={len(found.of(weight))}" for weight in ("info", "warning", "corrupt")))
+    session.say(f"{len(found.partitions)} partitions, {found.object_count} objects in {found.store}: {depth}")
+    session.say(found.counts("info", "warning", "corrupt"))
     if found.of("corrupt"):
         session.say(
             f"next: tiered scrub --deep {' '.join([*targets, '--report found.json'])}; tiered repair found.json"
