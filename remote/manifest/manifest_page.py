@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 Rows = Sequence[SegmentEntry]
 
 LATER = ("indexes_bytes", "other_classes")  # fields of `PageEntry` that came after the first release
+_PAGE_FIELDS = tuple(each.name for each in dataclasses.fields(PageEntry))
 _NAME, _VERSION = b"tiered.spill", b"1"
 _FORMAT: dict[bytes | str, bytes | str] = {_NAME: _VERSION}
 BLOCK_ROWS = 32
@@ -64,17 +65,17 @@ def encode_page(
     return replace(_summary(entries, (epoch, ulid), len(body), crc32c(body)), seal_key_id=seal_key_id), body
 
 
-def summary_contradiction(page: PageEntry, entries: Rows) -> str | None:
-    """The first field of a page's entry that differs from the page's rows; fields of `LATER` may be None."""
+def summary_contradiction(page: PageEntry, entries: Rows, names: Iterable[str] = _PAGE_FIELDS) -> str | None:
+    """The first of the named fields of a page's entry that differs from the rows; those of `LATER` may be None."""
     name = parse_page_key(page.key)
     if name is None:
         return f"key={page.key}"
     true = _summary(entries, (name.epoch, name.ulid), page.page_bytes, page.page_crc32c)
     true = replace(true, seal_key_id=page.seal_key_id)
-    for field in dataclasses.fields(PageEntry):
-        says, found = getattr(page, field.name), getattr(true, field.name)
-        if says != found and not (says is None and field.name in LATER):
-            return f"{field.name}={says} found={found}"
+    for field in names:
+        says, found = getattr(page, field), getattr(true, field)
+        if says != found and not (says is None and field in LATER):
+            return f"{field}={says} found={found}"
     return None
 
 

@@ -125,17 +125,13 @@ class Ignored:
 
 def without_effect(entries: Sequence[Entry]) -> list[Ignored]:
     """Return every entry without effect, in the order of the file, with the reason."""
-    meant = _meant(entries)
+    overriding = dict(_overridden(entries))
     found = []
     for each in entries:
-        name = _our_name(each.name)
-        if name is None:
-            why = broker_only(each.name) or "it is not a setting of tiered"
-        elif meant[name] is not each:
-            why = f"{meant[name].name} in line {meant[name].line} overrides it"
-        else:
-            continue
-        found.append(Ignored(entry=each, why=why))
+        if _our_name(each.name) is None:
+            found.append(Ignored(entry=each, why=broker_only(each.name) or "it is not a setting of tiered"))
+        elif (other := overriding.get(each)) is not None:
+            found.append(Ignored(entry=each, why=f"{other.name} in line {other.line} overrides it"))
     return found
 
 
@@ -143,7 +139,10 @@ def lint_broker_file(path: str) -> list[Finding]:
     """Return all errors and warnings for the file at `path`. Raises as `read_entries`."""
     entries = read_entries(path)
     is_broker = any(each.name in _OF_BROKERS or each.name.startswith("log.") for each in entries)
-    found = list(_twice(path, entries))
+    found = [
+        _REPEATED.found(f"{path}:{each.line}", key=each.name, name=each.name, other=other.name, line=other.line)
+        for each, other in _overridden(entries)
+    ]
     found += [finding for each in entries for finding in _of_entry(path, each, is_broker=is_broker)]
     if any(each.severity is Severity.ERROR for each in found):
         return found
@@ -232,14 +231,13 @@ def _unknown(where: str, name: str) -> Iterator[Finding]:
         yield unknown(where, name, meant)
 
 
-def _twice(path: str, entries: Sequence[Entry]) -> Iterator[Finding]:
+def _overridden(entries: Sequence[Entry]) -> Iterator[tuple[Entry, Entry]]:
+    """Yield the entries of settings that another entry sets, with that entry."""
     meant = _meant(entries)
     for each in entries:
         name = _our_name(each.name)
         if name is not None and meant[name] is not each:
-            other = meant[name]
-            where = f"{path}:{each.line}"
-            yield _REPEATED.found(where, key=each.name, name=each.name, other=other.name, line=other.line)
+            yield each, meant[name]
 
 
 def _of_kafka(path: str, entries: Mapping[str, Entry], effective: Mapping[str, Setting]) -> Iterator[Finding]:

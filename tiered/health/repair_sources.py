@@ -65,6 +65,7 @@ from tiered.manager.manager import LogManager
 from tiered.partition.segment_inspection import SegmentInspector
 
 INTERVAL_BYTES = 4096
+_SUMS = ("base_offset", "next_offset", "segment_count", "record_count", "size_bytes", "stored_bytes")
 MANIFESTS_MAX = 512  # older manifests searched for a page's entries
 
 Read = Callable[[int, int], Body]
@@ -222,7 +223,7 @@ def entries_of_page(store: ObjectStore, prefix: str, manifest: Manifest, page: P
     if (entries := _from_older_manifests(store, prefix, manifest, page)) is not None:
         return entries, "older manifest"
     entries = _from_objects(store, prefix, manifest, page)
-    if (wrong := _unlike(page, entries)) is not None:
+    if (wrong := summary_contradiction(page, entries, _SUMS)) is not None:
         raise Corrupt("cannot repair a manifest page, its objects contradict the manifest", page=page.key, found=wrong)
     return entries, "objects"
 
@@ -332,17 +333,6 @@ def _ranges(bundle: IndexBundle, body_bytes: int) -> dict[str, IndexRange]:
     if len(body) != body_bytes:
         raise Corrupt("cannot repair a manifest page, an index bundle has another format", size_bytes=body_bytes)
     return ranges
-
-
-def _unlike(page: PageEntry, entries: Rows) -> str | None:
-    names = ("base_offset", "next_offset", "segment_count", "record_count", "size_bytes", "stored_bytes")
-    sums = {
-        "base_offset": entries[0].base_offset,
-        "next_offset": entries[-1].next_offset,
-        "segment_count": len(entries),
-        **{name: sum(getattr(entry, name) for entry in entries) for name in names[3:]},
-    }
-    return next((f"{name}={sums[name]}" for name in names if sums[name] != getattr(page, name)), None)
 
 
 class LocalCopies:
