@@ -14,7 +14,7 @@ from __future__ import annotations
 import datetime
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -157,44 +157,29 @@ def read_history(storage: Storage, root: str) -> RequestHistory | None:
 
 def added(history: RequestHistory, more: Mapping[str, RequestCounts], now_ms: int) -> RequestHistory:
     """`history` plus counts of the month of `now_ms`, without too old months; later months are merged."""
-    name, history = month_of(now_ms), _not_ahead(history, now_ms)
-    month = dict(history.months.get(name, {}))
-    begun = {topic: at for each in history.months.values() for topic in each if (at := history.begun.get(topic))}
+    name, since_ms = month_of(now_ms), min(history.since_ms, now_ms)
+    months = {known: each for known, each in history.months.items() if known < name}
+    month: dict[str, RequestCounts] = {}
+    for counts_by_topic in (each for known, each in history.months.items() if known >= name):
+        for topic, counts in counts_by_topic.items():
+            month[topic] = month.get(topic, RequestCounts()) + counts
+    known_months = {**months, name: dict(month)} if month else months
+    counted = {topic for each in known_months.values() for topic in each}
+    begun = {topic: min(at, now_ms) for topic, at in history.begun.items() if at and topic in counted}
     for topic, counts in more.items():
         if counts != RequestCounts():
             month[topic] = month.get(topic, RequestCounts()) + counts
-            begun.setdefault(topic, _begun_at(history, topic, now_ms))
-    months = dict(sorted({**history.months, name: month}.items())[-MONTHS_MAX:])
-    first_ms = _start_of(next(iter(months)))
+            if topic not in begun:  # now, or its first month with counts
+                starts = [_start_of(known) for known, each in known_months.items() if topic in each]
+                begun[topic] = max([since_ms, *(starts[:1] if starts or not known_months else [now_ms])])
+    months = dict(sorted({**months, name: month}.items())[-MONTHS_MAX:])
     return RequestHistory(
         url=history.url,
-        since_ms=max(history.since_ms, first_ms),
+        since_ms=max(since_ms, _start_of(next(iter(months)))),
         upto_ms=max(history.upto_ms, now_ms),
         months=months,
         begun=begun,
     )
-
-
-def _not_ahead(history: RequestHistory, now_ms: int) -> RequestHistory:
-    name, month = month_of(now_ms), dict[str, RequestCounts]()
-    for later in (each for known, each in history.months.items() if known >= name):
-        for topic, counts in later.items():
-            month[topic] = month.get(topic, RequestCounts()) + counts
-    months = {known: each for known, each in history.months.items() if known < name}
-    return replace(
-        history,
-        since_ms=min(history.since_ms, now_ms),
-        months=months | ({name: month} if month else {}),
-        begun={topic: min(at, now_ms) for topic, at in history.begun.items()},
-    )
-
-
-def _begun_at(history: RequestHistory, topic: str, now_ms: int) -> int:
-    """The start of a topic's counts if none is recorded: now, or its first month with counts."""
-    known = [_start_of(name) for name, each in history.months.items() if topic in each]
-    if known or not history.months:
-        return max([history.since_ms, *known[:1]])
-    return max(history.since_ms, now_ms)
 
 
 def month_of(now_ms: int) -> str:
