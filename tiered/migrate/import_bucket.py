@@ -200,15 +200,15 @@ def plan_import(
 
 
 def topic_id_for(
-    source: ObjectStore, target: ObjectStore, topic: str, source_id: str, *, asked: str | None = None
+    source: ObjectStore, target: ObjectStore, topic: str, source_id: str, *, requested: str | None = None
 ) -> str:
-    """The id under which a topic is imported: `asked`, that of an earlier run, the source's, or a new one.
+    """The id under which a topic is imported: `requested`, that of an earlier run, the source's, or a new one.
 
-    Raises Conflict, unless `asked`, if the target has a living topic of the name that this import did not make.
+    Raises Conflict, unless `requested`, if the target has a living topic of the name that this import did not make.
     """
     others = set()
     for name in list_partitions(target):
-        if name.topic != topic or asked not in (None, name.topic_id):
+        if name.topic != topic or requested not in (None, name.topic_id):
             continue
         manifest = MetadataLog(target, name.prefix).load(exact=True)
         if manifest is not None and manifest.deleted_ms is None:
@@ -218,7 +218,7 @@ def topic_id_for(
     if others:
         facts = {"topic": topic, "topic_ids": ",".join(sorted(others)), "store": target.url}
         raise Conflict("cannot import the topic, the target has a topic of this name", **facts)
-    return asked or source_id or new_topic_id()
+    return requested or source_id or new_topic_id()
 
 
 def run_import(

@@ -110,8 +110,8 @@ class StoreCheck:
         from remote.store.s3_options import is_installed
 
         client = "obstore" if store.url.startswith("s3:") and is_installed() else ""  # the meaning of client "auto"
-        told = msgspec.json.encode([client, without_secrets(self._options), named], order="sorted")
-        return hashlib.sha256(told).hexdigest()[:16]
+        described = msgspec.json.encode([client, without_secrets(self._options), named], order="sorted")
+        return hashlib.sha256(described).hexdigest()[:16]
 
 
 def check_writers(store: ObjectStore, now_ms: int) -> None:
@@ -167,10 +167,10 @@ class StoreClock:
         self._now_ms = now_ms
         self._asking: threading.Thread | None = None
 
-    def ask(self, told: Callable[[int], None], wait_s: float = 0.0) -> None:
-        """Call `told` with the store's time if it answers; wait `wait_s` at most. One request at a time."""
+    def ask(self, on_time: Callable[[int], None], wait_s: float = 0.0) -> None:
+        """Call `on_time` with the store's time if it answers; wait `wait_s` at most. One request at a time."""
         if self._asking is None or not self._asking.is_alive():
-            asking = threading.Thread(target=self._ask, args=(told,), name="tiered-store-clock", daemon=True)
+            asking = threading.Thread(target=self._ask, args=(on_time,), name="tiered-store-clock", daemon=True)
             try:
                 asking.start()
             except RuntimeError as error:
@@ -179,13 +179,13 @@ class StoreClock:
             self._asking = asking
         self._asking.join(wait_s)
 
-    def _ask(self, told: Callable[[int], None]) -> None:
+    def _ask(self, on_time: Callable[[int], None]) -> None:
         key = f"{PROBES}{new_ulid(self._now_ms())}"
         try:
             self._store.put_if_absent(key, b"tiered clock\n")
             stamped_ms = self._store.head(key).modified_ms
             if stamped_ms is not None:
-                told(stamped_ms)
+                on_time(stamped_ms)
             delete_objects(self._store, "", [key], DeleteReason.PROBE)
         except LogError as error:
             _log.warning("cannot read the time of the store: error=%s", error)

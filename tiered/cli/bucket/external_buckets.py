@@ -187,7 +187,7 @@ def _plans(
 
     names = _named(external.partitions(source), targets, source.url)
     topics = {name.topic: name.topic_id for name in names}
-    ids = {topic: topic_id_for(source, bucket.store, topic, own, asked=topic_id) for topic, own in topics.items()}
+    ids = {topic: topic_id_for(source, bucket.store, topic, own, requested=topic_id) for topic, own in topics.items()}
     flags = {KEY_ID: key_id or "", "remote.compression": codec or ""}
     own = {name: value for name, value in flags.items() if value}
     encodings = {topic: encoding_of_settings(bucket.settings_of(topic, {}, **own)) for topic in topics}
