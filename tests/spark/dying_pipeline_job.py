@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from faulty_job import FaultyBucket
 
 from local.storage import DiskStorage
-from tiered.jobs import pipeline_job
+from tiered.jobs import pipeline, pipeline_job
 from tiered.jobs.pipeline import Fleet, work_node
 from tiered.jobs.pipeline_job import PipelineState
 from tiered.spark.jobs.runner import SparkRunner
@@ -72,7 +72,7 @@ class DyingState(PipelineState):
 
 def main():
     url, path, notes, master, *nodes = sys.argv[1:]
-    pipeline_job.work_node = dying_work
+    pipeline.work_node = dying_work
     state = DyingState(DiskStorage(), path, url, "nightly", now_ms=NOW)
     state.notes_left = int(notes)
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])

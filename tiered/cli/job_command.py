@@ -192,13 +192,7 @@ class JobCommand(BucketCommand):
 
     @contextmanager
     def target_of(
-        self,
-        bucket: Bucket,
-        url: str,
-        options: Mapping[str, object],
-        *,
-        storage_class: str | None,
-        rate: str | None,
+        self, bucket: Bucket, url: str, options: Mapping[str, object], *, storage_class: str | None, rate: str | None
     ) -> Iterator[TaskBucket]:
         """Open the store that a rewrite of `bucket` writes to, as `open_target`; with Spark only as a check."""
         from tiered.jobs.job_bucket import OpenBucket

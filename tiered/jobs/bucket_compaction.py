@@ -441,8 +441,3 @@ def _groups(
         concerns = tuple(each for each in aborted if each.last_offset >= base and each.first_offset < following)
         yield RowGroup(number=number, entries=tuple(run), before=before, aborted=concerns)
         before = run[-1]
-
-
-def with_groups(plan: CompactionPlan, groups: Sequence[RowGroup]) -> CompactionPlan:
-    """Return the plan with some of its groups only, to send to a task."""
-    return replace(plan, groups=tuple(groups))

@@ -159,13 +159,7 @@ def begin_copy(source: ObjectStore, target: ObjectStore, plan: CopyPlan) -> Meta
 
 
 def copy_entry(
-    source: ObjectStore,
-    target: ObjectStore,
-    plan: CopyPlan,
-    each: CopyEntry,
-    *,
-    epoch: int,
-    keys: KeyRing = NO_KEYS,
+    source: ObjectStore, target: ObjectStore, plan: CopyPlan, each: CopyEntry, *, epoch: int, keys: KeyRing = NO_KEYS
 ) -> SegmentEntry:
     """Read, check, upload and verify one segment. Raises NotFound for an expired entry, Corrupt for a damaged one."""
     remote = RemotePartition(source, plan.name.prefix, ChunkCache(), keys=keys)

@@ -257,11 +257,7 @@ def _by_partition(listed: GarbageList) -> list[tuple[RemotePartitionName, list[G
 
 
 def _delete(
-    store: ObjectStore,
-    name: RemotePartitionName,
-    due: Sequence[Garbage],
-    epoch: int,
-    uploads: UnfinishedUploads | None,
+    store: ObjectStore, name: RemotePartitionName, due: Sequence[Garbage], epoch: int, uploads: UnfinishedUploads | None
 ) -> None:
     keys = [each.key for each in due if each.kind == "object"]
     for at in range(0, len(keys), DELETE_PAGE):

@@ -7,7 +7,7 @@ may stop at any point, and every unit may be done twice. `PipelineState` lets a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeVar
@@ -18,24 +18,8 @@ from local.errors import LogError
 from local.storage import Storage
 from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName, chosen_partitions
-from tiered.jobs.pipeline import (
-    SMALL_BYTES,
-    Fleet,
-    Stage,
-    State,
-    Unit,
-    compact_by,
-    compact_whole,
-    delete_due,
-    failed_on_error,
-    merged_unit,
-    plan_merging,
-    plan_unit_of_compaction,
-    plan_unit_of_node,
-    plan_units_of_partition,
-    retain,
-    work_node,
-)
+from tiered.jobs import pipeline
+from tiered.jobs.pipeline import SMALL_BYTES, Fleet, Stage, State, Unit, failed_on_error
 from tiered.jobs.rewriting import RewriteJob
 from tiered.jobs.runner import Clock, Executor, StateFile, packed, run_job
 
@@ -57,22 +41,20 @@ class PipelineResult:
 
 
 def plan_pipeline(
-    fleet: Fleet,
-    runner: Executor,
-    *,
-    now_ms: int,
-    progress: Callable[[int, int], None] = lambda done, everything: None,
+    fleet: Fleet, runner: Executor, *, now_ms: int, progress: Callable[[int, int], None] = lambda done, everything: None
 ) -> list[Unit]:
     """Return every unit in its current state; `progress` receives (read, all) nodes and partitions, from 0."""
     names = _names(fleet)
     found, done, everything = list[Unit](), 0, len(fleet.nodes) + len(names)
 
     def plan_nodes(pack: Sequence[str]) -> list[Unit]:
-        return [plan_unit_of_node(fleet, node, now_ms=now_ms) for node in pack]
+        return [pipeline.plan_unit_of_node(fleet, node, now_ms=now_ms) for node in pack]
 
     def plan_partitions(pack: Sequence[RemotePartitionName]) -> list[Unit]:
         with fleet.bucket.opened() as store:
-            return [unit for name in pack for unit in plan_units_of_partition(fleet, store, name, now_ms=now_ms)]
+            return [
+                unit for name in pack for unit in pipeline.plan_units_of_partition(fleet, store, name, now_ms=now_ms)
+            ]
 
     progress(0, everything)
     nodes: Runs = runner.run("reading nodes", [(node,) for node in fleet.nodes], plan_nodes)
@@ -124,75 +106,77 @@ class _Run:
 
     def clean_and_tier(self) -> None:
         fleet, now_ms = self.fleet, self.now_ms()
-        nodes = self._remaining(Stage.CLEAN_AND_TIER, fleet.nodes, str)
-        due = self._due(self._all("reading nodes", nodes, lambda node: plan_unit_of_node(fleet, node, now_ms=now_ms)))
-        self._work(
-            Stage.CLEAN_AND_TIER,
-            "cleaning and tiering nodes",
-            [[each.unit] for each in due],
-            lambda pack: [work_node(fleet, node, now_ms=now_ms) for node in pack],
-        )
+
+        def each(work: Callable[..., Unit]) -> Callable[[Sequence[str]], list[Unit]]:
+            return lambda pack: [work(fleet, node, now_ms=now_ms) for node in pack]
+
+        nodes = [(node,) for node in self._remaining(Stage.CLEAN_AND_TIER, fleet.nodes, str)]
+        due = self._due(self._results("reading nodes", nodes, each(pipeline.plan_unit_of_node)))
+        work = [(unit.unit,) for unit in due]
+        self._work(Stage.CLEAN_AND_TIER, "cleaning and tiering nodes", work, each(pipeline.work_node))
 
     def delete(self) -> None:
-        do = _each(self.fleet, Stage.DELETION, delete_due, self.now_ms())
+        do = _each(self.fleet, Stage.DELETION, pipeline.delete_due, self.now_ms())
         self._work(Stage.DELETION, "deletion in the bucket", self._packs(Stage.DELETION), do)
 
     def retain(self) -> None:
-        do = _each(self.fleet, Stage.RETENTION, retain, self.now_ms())
+        do = _each(self.fleet, Stage.RETENTION, pipeline.retain, self.now_ms())
         self._work(Stage.RETENTION, "retention in the bucket", self._packs(Stage.RETENTION), do)
 
     def compact(self) -> None:
         stage, now_ms = Stage.COMPACTION, self.now_ms()
         packs = self._packs(stage)
         of = {name.prefix: name for pack in packs for name in pack}
-        plan_pack = _each(self.fleet, stage, plan_unit_of_compaction)
-        due = self._due([each for found in self._all("finding dirty partitions", packs, plan_pack) for each in found])
+        plan = _each(self.fleet, stage, pipeline.plan_unit_of_compaction)
+        due = self._due(self._results("finding dirty partitions", packs, plan))
         for each in due:
             if each.size_bytes > self.small_bytes and not self.runner.should_stop():
                 with self.fleet.bucket.opened() as store:
                     name, more = of[each.unit], (self.runner, self.job_id, now_ms)
-                    self._finish([failed_on_error(stage, compact_by, self.fleet, store, name, *more)])
+                    self._finish([failed_on_error(stage, pipeline.compact_by, self.fleet, store, name, *more)])
         small = [each for each in due if each.size_bytes <= self.small_bytes]
         tasks = packed(small, lambda each: each.size_bytes, self.small_bytes // 4)
-        do = _each(self.fleet, stage, compact_whole, self.job_id, now_ms)
+        do = _each(self.fleet, stage, pipeline.compact_whole, self.job_id, now_ms)
         self._work(stage, "compacting partitions", [[of[each.unit] for each in pack] for pack in tasks], do)
 
     def merge(self) -> None:
-        plan = _each(self.fleet, Stage.MERGE, plan_merging, self.now_ms())
-        packs = self._packs(Stage.MERGE)
-        everything, done = sum(map(len, packs)), 0
-        for finished in self.runner.run("finding small segments", packs, plan):
-            found = [each for _, of_pack in finished for each in of_pack]
+        plan, packs = _each(self.fleet, Stage.MERGE, pipeline.plan_merging, self.now_ms()), self._packs(Stage.MERGE)
+        for found in self._results("finding small segments", packs, plan, Stage.MERGE):
             self._finish([each for each in found if isinstance(each, Unit)])
             plans = [each for each in found if not isinstance(each, Unit) and each.groups]
             if plans and not self.runner.should_stop():
                 errors: dict[int, LogError] = {}
                 job = RewriteJob(bucket=self.fleet.bucket, plans=plans, now_ms=self.now_ms)
                 outcomes = zip(plans, run_job(job, self.runner, errors=errors), strict=True)
-                self._finish([merged_unit(*each, errors.get(number)) for number, each in enumerate(outcomes)])
-            done += len(found)
-            self.progress(Stage.MERGE, done, everything)
-        self.was_cut |= done < everything
+                self._finish([pipeline.merged_unit(*each, errors.get(number)) for number, each in enumerate(outcomes)])
 
     # -- units -------------------------------------------------------------------------------------------------------
 
     def _work(
         self, stage: Stage, description: str, packs: Sequence[Sequence[W]], do: Callable[[Sequence[W]], list[Unit]]
     ) -> None:
-        everything, done = sum(len(pack) for pack in packs), 0
-        for finished in self.runner.run(description, packs, do):
-            units = [unit for _, of_pack in finished for unit in of_pack]
-            done += len(units)
+        for units in self._results(description, packs, do, stage):
             self._finish(units)
-            self.progress(stage, done, everything)
+
+    def _results(
+        self,
+        description: str,
+        packs: Sequence[Sequence[W]],
+        do: Callable[[Sequence[W]], list[R]],
+        stage: Stage | None = None,
+    ) -> Iterator[list[R]]:
+        """Yield the results of the packs that finished together, then report the progress of `stage`."""
+        everything, done = sum(map(len, packs)), 0
+        for finished in self.runner.run(description, packs, do):
+            results = [each for _, of_pack in finished for each in of_pack]
+            yield results
+            done += len(results)
+            if stage is not None:
+                self.progress(stage, done, everything)
         self.was_cut |= done < everything
 
-    def _all(self, description: str, work: Sequence[W], do: Callable[[W], R]) -> list[R]:
-        found = [result for finished in self.runner.run(description, work, do) for _, result in finished]
-        self.was_cut |= len(found) < len(work)
-        return found
-
-    def _due(self, units: Sequence[Unit]) -> list[Unit]:
+    def _due(self, planned: Iterable[list[Unit]]) -> list[Unit]:
+        units = [each for found in planned for each in found]
         self._finish([each for each in units if each.state is not State.DUE])
         due = (each for each in units if each.state is State.DUE)
         return sorted(due, key=lambda each: (-each.size_bytes, each.unit))

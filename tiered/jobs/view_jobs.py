@@ -112,15 +112,8 @@ def _status(held: Partition, snapshot: PartitionSnapshot, name: str) -> ViewStat
 
 def views_to_drop(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, now_ms: int) -> list[ViewStatus]:
     """Return the views that `drop_views` would drop. Changes nothing. Raises NotFound as it does."""
-    manager.topics.get(topic)
-    found = view_status(manager, now_ms, [topic], name=name)
-    if not found:
-        raise _no_view(topic, name)
-    return found
-
-
-def _no_view(topic: str, name: str) -> NotFound:
-    return NotFound("cannot drop the view, the topic has no view of this name", topic=topic, view=name)
+    held = {each.name for each in _with_view(manager, topic, name)}
+    return [each for each in view_status(manager, now_ms, [topic], name=name) if each.partition in held]
 
 
 def drop_views(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, now_ms: int) -> list[TopicPartition]:
@@ -129,10 +122,7 @@ def drop_views(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, now
     Its objects are deleted after the grace period, local ones after `file.delete.delay.ms`. A damaged local catalog is
     replaced by an empty one. Raises NotFound, before any change, if no partition has the view.
     """
-    manager.topics.get(topic)
-    held = [each for each in manager.partitions.all([topic]) if _has_view(each, name)]
-    if not held:
-        raise _no_view(topic, name)
+    held = _with_view(manager, topic, name)
     for each in held:
         # The store may hang here: under the partition's lock all changes of its disk would wait.
         if each.fatal_error is not None:
@@ -146,10 +136,18 @@ def drop_views(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, now
     return [each.name for each in held]
 
 
-def _has_view(held: Partition, name: str) -> bool:
-    local = held.local_views
-    is_local = local is not None and (local.damage is not None or find_view(local.known(), name) is not None)
-    return is_local or _has_in_bucket(held, name)
+def _with_view(manager: LogManager, topic: str, name: str) -> list[Partition]:
+    """Return the partitions of a topic that have the view, at least one. Raises NotFound."""
+    manager.topics.get(topic)
+    found = []
+    for held in manager.partitions.all([topic]):
+        local = held.local_views
+        is_local = local is not None and (local.damage is not None or find_view(local.known(), name) is not None)
+        if is_local or _has_in_bucket(held, name):
+            found.append(held)
+    if not found:
+        raise NotFound("cannot drop the view, the topic has no view of this name", topic=topic, view=name)
+    return found
 
 
 def _has_in_bucket(held: Partition, name: str) -> bool:

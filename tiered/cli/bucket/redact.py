@@ -197,10 +197,7 @@ def redact(
         raise click.UsageError("--resume does not apply to --dry-run, which writes no state file")
     keys = parse_keys(read_given(key_file, _ATTEMPT, "one key in each line"), key_format, path=key_file)
     digests = KeyDigests.of(keys)
-    with (
-        job.opened(rate=job.rate, writes_segments=not verify) as bucket,
-        job.executor("rewrite redact") as executor,
-    ):
+    with job.opened(rate=job.rate, writes_segments=not verify) as bucket, job.executor("rewrite redact") as executor:
         tasks = job.tasks_of(bucket)
         work = _Work(session=session, job=job, bucket=bucket, tasks=tasks, executor=executor, keys=digests)
         if verify:

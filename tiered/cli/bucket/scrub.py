@@ -76,10 +76,7 @@ def scrub(
     rate: str | None = option("--rate SIZE/s", "Limit the read rate, such as 50MB/s."),
     resume: bool = option("--resume", "Resume an interrupted deep scrub."),
     threads: int = option(
-        "--threads",
-        "Set the number of segments that are read at the same time.",
-        type=click.IntRange(1, 64),
-        default=4,
+        "--threads", "Set the number of segments that are read at the same time.", type=click.IntRange(1, 64), default=4
     ),
     report: str | None = option(
         "--report FILE", "Write the report to this file; default: scrub-<time>.json if there is a finding."

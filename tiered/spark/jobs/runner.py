@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar, Unpack, cast
 
@@ -20,16 +20,11 @@ from local.cleaner.offset_map import Buffer
 from local.errors import LogError, NotFound
 from local.names import TopicPartition
 from local.storage import DiskStorage
-from remote.manifest.catalog import (
-    RemotePartitionName,
-    chosen_partitions,
-    list_topics,
-    missing_between,
-)
+from remote.manifest.catalog import RemotePartitionName, chosen_partitions, list_topics, missing_between
 from remote.manifest.commit_protocol import MetadataLog
 from tiered.health.scrub import LocalCopy, plan_scrub, read_segments, report_of
 from tiered.health.scrub_report import ScrubReport, ScrubState
-from tiered.jobs import orphan_deletion
+from tiered.jobs import compaction_passes, orphan_deletion
 from tiered.jobs.bucket_compaction import (
     CompactionOutcome,
     CompactionPlan,
@@ -37,20 +32,9 @@ from tiered.jobs.bucket_compaction import (
     PlanOptions,
     RowGroup,
     compact_partitions,
-    with_groups,
 )
 from tiered.jobs.bucket_copying import CopyJob, CopyOutcome, CopyPlan
-from tiered.jobs.compaction_passes import (
-    Combiner,
-    GroupWork,
-    KeyRun,
-    bucket_count,
-    by_group,
-    newest,
-    offsets_of,
-    parted,
-    records_held,
-)
+from tiered.jobs.compaction_passes import Combiner, GroupWork, KeyRun
 from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.orphan_deletion import ENTRIES_MAX, GRACE_MS, PARTITIONS_A_TASK, Deleted, GarbageList
 from tiered.jobs.rewriting import RewriteJob, RewriteOutcome, RewritePlan
@@ -352,7 +336,9 @@ class _Layout:
     def of(plans: Sequence[CompactionPlan], buffer_bytes: int) -> _Layout:
         counts = [sum(row.record_count for group in plan.groups for row in group.entries) for plan in plans]
         bases = tuple(tuple(group.base_offset for group in plan.groups) for plan in plans)
-        return _Layout(buffer_bytes, bases, tuple(bucket_count(each, buffer_bytes) for each in counts))
+        return _Layout(
+            buffer_bytes, bases, tuple(compaction_passes.bucket_count(each, buffer_bytes) for each in counts)
+        )
 
     @property
     def first_slots(self) -> list[int]:
@@ -374,7 +360,7 @@ def rewritten(
     parts = _parts(groups, spark.sparkContext.defaultParallelism)
     of_group = [number for number, part in enumerate(parts) for _ in part]
     work = [
-        (number, of_group[slot], slot, bytearray(pickle.dumps(with_groups(plans[number], [group]))))
+        (number, of_group[slot], slot, bytearray(pickle.dumps(replace(plans[number], groups=(group,)))))
         for slot, (number, group) in enumerate(groups)
     ]
     found: dict[int, list[GroupResult]] = {}
@@ -413,7 +399,7 @@ def _pass_one(bucket: Bucket, layout: _Layout) -> Callable[[Iterator[pa.RecordBa
         rows = (
             (firsts[tp] + number, tp, string)
             for tp, run in _combined(bucket, layout, batches)
-            for number, string in parted(run, buckets[tp])
+            for number, string in compaction_passes.parted(run, buckets[tp])
         )
         yield from _as_batches(rows, _KEYS)
 
@@ -423,7 +409,7 @@ def _pass_one(bucket: Bucket, layout: _Layout) -> Callable[[Iterator[pa.RecordBa
 def _combined(bucket: Bucket, layout: _Layout, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, KeyRun]]:
     """The newest records of the groups in `batches`, with their plan's number; some older ones if memory is short."""
     buffer = Buffer(size_bytes=layout.buffer_bytes)
-    at, combiner = -1, Combiner(records_held(layout.buffer_bytes))
+    at, combiner = -1, Combiner(compaction_passes.records_held(layout.buffer_bytes))
     with bucket.opened() as store:
         for tp, plan in _plans_of(batches):
             if tp != at:  # another partition: another secret, so nothing to combine
@@ -446,7 +432,9 @@ def _newest(layout: _Layout) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa
         rows = (
             (firsts[tp] + group, offsets)
             for (number, tp) in sorted(strings)
-            for group, offsets in by_group(newest(strings.pop((number, tp))), np.array(layout.bases[tp], np.int64))
+            for group, offsets in compaction_passes.by_group(
+                compaction_passes.newest(strings.pop((number, tp))), np.array(layout.bases[tp], np.int64)
+            )
         )
         yield from _as_batches(rows, _OFFSETS)
 
@@ -473,7 +461,7 @@ def _pass_two(bucket: Bucket) -> Callable[[Iterator[pa.RecordBatch]], Iterator[p
 
 
 def _rewrite(bucket: Bucket, plan: CompactionPlan, strings: list[bytes]) -> GroupResult:
-    offsets = offsets_of(strings)
+    offsets = compaction_passes.offsets_of(strings)
     strings.clear()
     with bucket.opened() as store, bucket.scratch() as directory:
         one = GroupWork(store, plan, plan.groups[0], storage=DiskStorage(), directory=directory, keys=bucket.keys())

@@ -12,7 +12,7 @@ from local.format.record import Record
 from local.log.producer_state import Producer
 from policies import invariants, remote_retention
 from remote.manifest.view import ViewState, find_view
-from tiered.jobs.view_jobs import build_views, drop_views, plan_views, view_status
+from tiered.jobs.view_jobs import build_views, drop_views, plan_views, view_status, views_to_drop
 from tiered.read.bucket_reader import RemoteLog
 from tiered.views import view_building
 from tiered.views.view_building import PART_BYTES_MAX, PARTS_WANTED, part_bytes
@@ -435,12 +435,15 @@ def test_views_of_several_names_coexist_and_are_dropped_separately(world):
     build(manager)
     build(manager, name="other")
     assert [each.view.name for each in view_status(manager, NOW)] == ["compacted", "other"]
+    assert [each.partition for each in views_to_drop(manager, "t", now_ms=NOW)] == [NAME]
     assert drop_views(manager, "t", now_ms=NOW) == [NAME]
     with pytest.raises(NotFound, match="the topic has no compacted view"):
         compacted(manager)
     assert list(manager.reader(read_compacted=True, view="other").records(NAME, 0))
     with pytest.raises(NotFound, match="the topic has no view of this name"):
         drop_views(manager, "t", now_ms=NOW)
+    with pytest.raises(NotFound, match="the topic has no view of this name"):
+        views_to_drop(manager, "t", now_ms=NOW)
     settle(manager, NOW + DAY + HOUR)
     prefix = manager.partitions.all()[0].prefix
     assert {each.key.split("/")[3] for each in world.store.list(prefix + "view/")} == {"other"}
