@@ -135,7 +135,8 @@ def pin_newest(
             fork=fork,
         )
         _put_again(store, prefix, pin)
-        if _came_in_time(log, manifest) and (fork is not None or _is_living(log)):
+        in_time, newest = _came_in_time(log, manifest), log.cached
+        if in_time and (fork is not None or (newest is not None and newest.deleted_ms is None)):
             return pin, manifest
         release(store, prefix, [pin])
     raise Conflict(
@@ -263,10 +264,6 @@ def _came_in_time(log: MetadataLog, manifest: Manifest) -> bool:
         return lost_object(manifest, without, log.page_entries) is None
     except NotFound:
         return False  # a page that it names is deleted
-
-
-def _is_living(log: MetadataLog) -> bool:
-    return log.cached is not None and log.cached.deleted_ms is None
 
 
 def _keeps_all(store: ObjectStore, prefix: str, pin: Pin, *, is_late: bool) -> bool:

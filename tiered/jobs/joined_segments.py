@@ -91,17 +91,13 @@ def _offset_entries(
     for entry, start in zip(entries, starts, strict=False):
         reached = found[-1][1] if found else 0
         if start - reached > INTERVAL_BYTES:
-            found.append((_first_batch_end(remote, entry), start))
+            header = read_header(remote.read(entry, 0, HEADER_BYTES))
+            if header is None:
+                raise Corrupt("cannot merge segments, a segment does not begin with a batch", object=entry.data_key)
+            found.append((header.last_offset, start))
         known = offset_index.entries(bytes(remote.indexes(entry).offset), entry.base_offset)
         found += [(offset, start + position) for offset, position in known if not found or offset > found[-1][0]]
     return found
-
-
-def _first_batch_end(remote: RemotePartition, entry: SegmentEntry) -> int:
-    header = read_header(remote.read(entry, 0, HEADER_BYTES))
-    if header is None:
-        raise Corrupt("cannot merge segments, a segment does not begin with a batch", object=entry.data_key)
-    return header.last_offset
 
 
 def _time_entries(remote: RemotePartition, entries: Sequence[SegmentEntry]) -> list[tuple[int, int]]:

@@ -39,7 +39,7 @@ from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
 from tiered.jobs.bucket_compaction import CompactionOutcome, compact_partitions
 from tiered.jobs.bucket_deletion import DeletionPlan, Freed, delete_pending, plan_deletion
-from tiered.jobs.bucket_retention import RetentionPlan, commit_retention, plan_retention, rules_of
+from tiered.jobs.bucket_retention import commit_retention, plan_retention, rules_of
 from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.rewriting import TARGET_BYTES, RewriteOutcome, RewritePlan, cost_of, plan_merge
 from tiered.jobs.runner import Executor, Here
@@ -120,7 +120,7 @@ def plan_units_of_partition(fleet: Fleet, store: ObjectStore, name: RemotePartit
     """Return a unit for each of the bucket's stages. Raises Unavailable; other errors are failed units."""
     return [
         failed_on_error(Stage.DELETION, lambda *each: _deletion(*each)[1], fleet, store, name, now_ms),
-        failed_on_error(Stage.RETENTION, _plan_retention, fleet, store, name, now_ms),
+        failed_on_error(Stage.RETENTION, _retention, fleet, store, name, now_ms),
         failed_on_error(Stage.COMPACTION, plan_unit_of_compaction, fleet, store, name),
         failed_on_error(Stage.MERGE, _plan_merging, fleet, store, name, now_ms),
     ]
@@ -167,22 +167,21 @@ def _deletion_unit(name: RemotePartitionName, state: State, each: DeletionPlan |
     return _of(Stage.DELETION, name, state, why=why, bytes_before=each.size_bytes, size_bytes=each.size_bytes)
 
 
-def _plan_retention(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
-    return _retention_unit(plan_retention(store, name, _known(fleet, store, name), now_ms=now_ms), State.DUE)
-
-
 def retain(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
     """Run retention for one partition. Raises LogError."""
+    return _retention(fleet, store, name, now_ms, State.DONE)
+
+
+def _retention(
+    fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int, state: State = State.DUE
+) -> Unit:
     plan = plan_retention(store, name, _known(fleet, store, name), now_ms=now_ms)
-    commit_retention(store, plan, now_ms=now_ms)
-    return _retention_unit(plan, State.DONE)
-
-
-def _retention_unit(plan: RetentionPlan, state: State) -> Unit:
     if plan.skip_reason:
         return _of(Stage.RETENTION, plan.name, State.LEFT_ALONE, why=plan.skip_reason)
     if not plan.log_start_offset:
         return _of(Stage.RETENTION, plan.name, State.NOTHING)
+    if state is State.DONE:
+        commit_retention(store, plan, now_ms=now_ms)
     figures = {"rows_before": plan.entries, "bytes_before": plan.size_bytes, "size_bytes": plan.size_bytes}
     if plan.leaving:
         why = f"{counted(plan.entries, 'segment')} expired; the newest: {plan.leaving[-1].reason}"

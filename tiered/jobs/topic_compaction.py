@@ -7,13 +7,12 @@ markers and aborted transactions are not counted. Nothing is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
 from local import kernels
 from local.errors import InvalidRequest
-from local.facts import SegmentInfo
 from local.format.columns import Columns
 from local.log import Log
 from local.names import TopicPartition
@@ -125,7 +124,8 @@ def estimate(log: Log, found: LogToClean, *, bucket_end: int = 0) -> Estimate:
                 hashes = _key_hashes(columns)
                 keyless += len(columns) - len(hashes)
                 keys.update(hashes)
-    sampled = [_sample(log.segment(info.base_offset), keys) for info in _spread(clean)]
+    spread = clean[:: max(1, -(-len(clean) // SAMPLES_MAX))]
+    sampled = [_sample(log.segment(info.base_offset), keys) for info in spread]
     return Estimate(
         log=found,
         dirty_bytes=sum(info.size_bytes for info in dirty),
@@ -138,11 +138,6 @@ def estimate(log: Log, found: LogToClean, *, bucket_end: int = 0) -> Estimate:
         sampled_superseded=sum(superseded for _, _, superseded in sampled),
         tiered_bytes=sum(info.size_bytes for info in sealed if info.base_offset < bucket_end),
     )
-
-
-def _spread(items: Sequence[SegmentInfo]) -> list[SegmentInfo]:
-    step = max(1, -(-len(items) // SAMPLES_MAX))
-    return list(items[::step])
 
 
 def _sample(segment: Segment, keys: set[int]) -> tuple[int, int, int]:

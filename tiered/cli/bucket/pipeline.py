@@ -302,6 +302,10 @@ def backfill(
     config = session.config() if job.url is None else None
     if config is not None and config.key_ring is not None:
         read["keyRing"] = os.path.abspath(config.key_ring)
+
+    def exported(stage: str, done: int, everything: int) -> str:
+        return f"exported {format_bytes(done)} of {format_bytes(everything)}"
+
     with job.stoppable(), job.spark(f"backfill {' '.join(targets)}") as spark:
         result = export(
             spark,
@@ -312,7 +316,7 @@ def backfill(
             codec=codec,
             wave_tasks=tasks,
             should_stop=job.should_stop,
-            progress=partial(_line_progress(session, "bytes", _exported), "export"),
+            progress=partial(_line_progress(session, "bytes", exported), "export"),
             **read,
         )
     job.print(Backfilled.of(result, job=result.job_id, files=[ParquetFile.of(each) for each in result.files]))
@@ -362,10 +366,6 @@ def read_options(bucket: Bucket, targets: Sequence[str], start: Position, end: P
         elif position.last is not None:
             raise InvalidRequest("invalid position", option=flag, expected="'start end OFFSET @TIME @-2h'")
     return found
-
-
-def _exported(stage: str, done: int, everything: int) -> str:
-    return f"exported {format_bytes(done)} of {format_bytes(everything)}"
 
 
 def _line_progress(

@@ -18,7 +18,6 @@ from tiered.cli.session import Session, confirm, now_ms
 from tiered.config.units import counted, format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:
-    from tiered.migrate.fork import ForkPlan
     from tiered.migrate.restore_plan import SkippedPartition
     from tiered.migrate.restore_running import RestoredPartition
 
@@ -219,10 +218,6 @@ def fork(
     session.say(
         "nothing changed" if dry_run else f"next: tiered restore {fork_topic} --local none --take-over --to DIR"
     )
-    return _print_missing(plan)
-
-
-def _print_missing(plan: ForkPlan) -> int:
     for name in plan.missing:
         what = "the bucket has no manifest of this partition: its records may be lost, and the fork lacks them"
         click.echo(f"! {name.topic}/{name.partition}: {what}", err=True)

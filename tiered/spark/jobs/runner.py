@@ -411,7 +411,8 @@ def _combined(bucket: Bucket, layout: _Layout, batches: Iterator[pa.RecordBatch]
     buffer = Buffer(size_bytes=layout.buffer_bytes)
     at, combiner = -1, Combiner(compaction_passes.records_held(layout.buffer_bytes))
     with bucket.opened() as store:
-        for tp, plan in _plans_of(batches):
+        for tp, _, _, pickled in sorted(_rows_of(batches), key=lambda row: row[2]):
+            plan: CompactionPlan = pickle.loads(pickled)  # noqa: S301 - our own driver's
             if tp != at:  # another partition: another secret, so nothing to combine
                 yield from ((at, run) for run in combiner.rest())
                 at = tp
@@ -466,11 +467,6 @@ def _rewrite(bucket: Bucket, plan: CompactionPlan, strings: list[bytes]) -> Grou
     with bucket.opened() as store, bucket.scratch() as directory:
         one = GroupWork(store, plan, plan.groups[0], storage=DiskStorage(), directory=directory, keys=bucket.keys())
         return one.rewrite(offsets)
-
-
-def _plans_of(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, CompactionPlan]]:
-    for tp, _, _, plan in sorted(_rows_of(batches), key=lambda row: row[2]):
-        yield tp, pickle.loads(plan)  # noqa: S301 - our own driver's
 
 
 def _rows_of(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
