@@ -238,16 +238,16 @@ def _partitions(
 def _check_free(
     store: ObjectStore, name: RemotePartitionName, manifest: Manifest, *, takes_leadership: bool, keys: KeyRing
 ) -> None:
+    facts = {"partition": name.topic_partition, "writer": manifest.writer_id}
     if manifest.tier_disabled:
-        facts = {"partition": name.topic_partition, "writer": manifest.writer_id}
         raise InvalidRequest("cannot ingest, the remote tier of the topic is being disabled", **facts)
     if not takes_leadership and not manifest.writer_id.startswith(INGEST):
-        facts = {"partition": name.topic_partition, "writer": manifest.writer_id, "epoch": manifest.epoch}
-        raise Conflict("cannot ingest, another writer owns the partition (takeLeadership=false)", **facts)
+        wrong = "cannot ingest, another writer owns the partition (takeLeadership=false)"
+        raise Conflict(wrong, **facts, epoch=manifest.epoch)
     open_offset = _source(store, name, keys).producers_in_bucket().first_unstable_offset
     if open_offset is not None:
-        facts = {"partition": name.topic_partition, "offset": open_offset}
-        raise InvalidRequest("cannot ingest, a transaction is open at the end of the partition", **facts)
+        wrong = "cannot ingest, a transaction is open at the end of the partition"
+        raise InvalidRequest(wrong, partition=name.topic_partition, offset=open_offset)
 
 
 def _taken(store: ObjectStore, name: RemotePartitionName, job_id: str, own: Mapping[str, str], now_ms: int) -> Manifest:

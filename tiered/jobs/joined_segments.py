@@ -18,13 +18,12 @@ from itertools import accumulate
 from local.errors import Corrupt
 from local.format.batch_header import HEADER_BYTES, read_header
 from local.index import offset_index, time_index
+from local.verify.index_checks import INTERVAL_BYTES
 from remote.fetch.range_reader import RemotePartition
 from remote.segment_entry import SegmentEntry
 from remote.segments.index_bundle import combine
 from remote.upload.segment_upload import SegmentToCopy
 from tiered.partition.segment_inspection import SegmentInspector
-
-INTERVAL_BYTES = 4096
 
 
 def joined(remote: RemotePartition, entries: Sequence[SegmentEntry]) -> SegmentToCopy:

@@ -251,6 +251,7 @@ class ScanUnit(NamedTuple):
 class ScanJob(BucketJob[ScanUnit, KeyCount, "Scan"]):
     """Counts records of the keys, with a `Scan` for each partition; segments in `known`, by ulid, are not read."""
 
+    plan_ends_with_error = False
     bucket: Bucket
     surveys: Sequence[Survey]
     keys: KeyDigests
@@ -262,10 +263,6 @@ class ScanJob(BucketJob[ScanUnit, KeyCount, "Scan"]):
         self.failures = Failures([each.name for each in self.surveys])
         self._scans = [Scan(survey=each) for each in self.surveys]
 
-    @property
-    def buckets(self) -> tuple[Bucket]:
-        return (self.bucket,)
-
     def units(self) -> Iterator[ScanUnit]:
         for number, each in enumerate(self.surveys):
             for entry in each.scanned:
@@ -276,10 +273,6 @@ class ScanJob(BucketJob[ScanUnit, KeyCount, "Scan"]):
 
     def size_of(self, unit: ScanUnit) -> int:
         return unit.entry.stored_bytes
-
-    def is_wanted(self, unit: ScanUnit) -> bool:
-        del unit
-        return True  # a segment that cannot be read does not end the scan
 
     def task(self) -> Callable[..., KeyCount]:
         return partial(_scanned, self.bucket, self.keys)

@@ -52,6 +52,7 @@ from local.kernels.pure_kernels import DROP, EMPTY, REBUILD, VERBATIM
 from local.log.producer_state import decode_snapshot
 from local.names import CLEANED, LOG, segment_file
 from local.storage import DiskStorage, Storage, join
+from local.verify.index_checks import INTERVAL_BYTES
 from policies.cost.prices import BUILT_IN, PriceTable
 from policies.cost.storage_cost import DAYS_PER_MONTH, monthly_storage
 from policies.rules import deletion_due_ms
@@ -71,7 +72,6 @@ from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.config.config import resolve_rules
 from tiered.config.properties import DEFAULTS, IMMUTABLE, parse
 from tiered.jobs.job_bucket import Bucket
-from tiered.jobs.joined_segments import INTERVAL_BYTES
 from tiered.jobs.key_search import KeyDigests, Scan, Survey, read_runs, scan_price
 from tiered.jobs.rewriting import (
     GROUPS_A_MANIFEST,
@@ -364,6 +364,7 @@ NewParts = Mapping[str, SegmentEntry | None]  # by the ulid of the old part; Non
 class ViewRedactionJob(BucketJob[ViewUnit, "NewParts", bool]):
     """Rewrites views, one commit each; the outcome is whether all were committed."""
 
+    plan_ends_with_error = False  # views do not depend on each other
     bucket: Bucket
     plans: Sequence[Redaction]
     keys: KeyDigests
@@ -374,10 +375,6 @@ class ViewRedactionJob(BucketJob[ViewUnit, "NewParts", bool]):
         self.failures = Failures([each.name for each in self.plans])
         self._committed = [0] * len(self.plans)
 
-    @property
-    def buckets(self) -> tuple[Bucket]:
-        return (self.bucket,)
-
     def units(self) -> Iterator[ViewUnit]:
         for number, each in enumerate(self.plans):
             for view, parts in each.parts_by_view.items():
@@ -385,10 +382,6 @@ class ViewRedactionJob(BucketJob[ViewUnit, "NewParts", bool]):
 
     def size_of(self, unit: ViewUnit) -> int:
         return sum(entry.size_bytes for entry in unit.parts)
-
-    def is_wanted(self, unit: ViewUnit) -> bool:
-        del unit
-        return True  # the views of a partition do not depend on each other
 
     def task(self) -> Callable[..., NewParts]:
         redacted, keys = Redactor(bucket=self.bucket, erased=self.keys).redacted, self.bucket.keys

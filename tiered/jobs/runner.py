@@ -162,6 +162,7 @@ class Job(ABC, Generic[U, R, Outcome]):
     description: str
     failures: Failures
     batch_size: int = 1  # units to commit together
+    plan_ends_with_error: ClassVar[bool] = True
 
     def begin(self, opened: ExitStack) -> None:
         """Open what the job needs, until `opened` ends."""
@@ -176,7 +177,7 @@ class Job(ABC, Generic[U, R, Outcome]):
 
     def is_wanted(self, unit: U) -> bool:
         """Return whether the unit can still be committed. Called before the unit begins."""
-        return unit.number not in self.failures.first
+        return not self.plan_ends_with_error or unit.number not in self.failures.first
 
     @abstractmethod
     def worker(self) -> Callable[[Sequence[U]], list[R | LogError]]:
@@ -192,11 +193,13 @@ class Job(ABC, Generic[U, R, Outcome]):
 
 
 class BucketJob(Job[U, R, Outcome]):
-    """A job on one or more `buckets`, which each process opens for itself."""
+    """A job on `bucket`, or on other `buckets`, which each process opens for itself."""
+
+    bucket: Bucket
 
     @property
-    @abstractmethod
-    def buckets(self) -> tuple[Bucket, ...]: ...
+    def buckets(self) -> tuple[Bucket, ...]:
+        return (self.bucket,)
 
     def begin(self, opened: ExitStack) -> None:
         self._stores = [opened.enter_context(each.opened()) for each in self.buckets]
