@@ -134,7 +134,7 @@ def crc32c_of_each(data, lengths):
     cdef Py_ssize_t count = sizes.shape[0], left = view.shape[0], i
     for i in range(count):
         if not 0 <= sizes[i] <= left:
-            raise InvalidRequest("summing pieces, they leave the data", bytes=len(data), pieces=count)
+            raise InvalidRequest("cannot compute checksums, a piece is outside the data", bytes=len(data), pieces=count)
         left -= sizes[i]
     sums = np.empty(count, np.uint32)
     cdef uint32_t[::1] out = sums

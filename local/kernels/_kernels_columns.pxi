@@ -54,7 +54,7 @@ cdef class _Source:
         for column in (key_starts, key_lengths, value_starts, value_lengths, header_starts, header_counts):
             is_optional = column is header_starts or column is header_counts
             if len(column) != self.rows and not (is_optional and len(header_starts) == len(header_counts) == 0):
-                raise InvalidRequest("encoding columns, they differ in length", rows=self.rows, found=len(column))
+                raise InvalidRequest("cannot encode columns, they differ in length", rows=self.rows, found=len(column))
         self.at.key_bytes, self.at.value_bytes = self.keys.shape[0], self.values.shape[0]
         self.at.header_bytes = self.headers.shape[0]
         self.at.keys = &self.keys[0] if self.at.key_bytes else NULL
@@ -177,11 +177,11 @@ def encode_columns(
     cdef uint8_t[::1] made_
     for index in range(batches):
         if not 0 <= row < stops[index] <= source.rows:
-            attempt = "encoding columns, batches do not ascend within the rows"
+            attempt = "cannot encode columns, the batch ends do not ascend within the rows"
             raise InvalidRequest(attempt, batch=index, rows=source.rows)
         row = stops[index]
     if not batches or size_bytes <= 0:
-        raise InvalidRequest("encoding columns, no batches", batches=batches, size_bytes=size_bytes)
+        raise InvalidRequest("cannot encode columns, there are no batches", batches=batches, size_bytes=size_bytes)
     made = np.empty(size_bytes, np.uint8)
     made_ = made
     at, limit = &made_[0], &made_[0] + size_bytes

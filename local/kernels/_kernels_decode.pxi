@@ -58,7 +58,7 @@ cdef class _Table:
         for name in ("sizes", "base_offsets", "last_offsets", "base_timestamps", "max_timestamps", "record_counts",
                      "attributes", "crcs"):
             if len(getattr(table, name)) != self.rows:
-                raise InvalidRequest("decoding batches, the table's columns differ in length", column=name)
+                raise InvalidRequest("cannot decode batches, the columns of the table differ in length", column=name)
 
     cdef inline Batch row(self, Py_ssize_t row) noexcept nogil:
         cdef Batch out
@@ -85,7 +85,7 @@ def decode_batches(data, table, starts, ends, *, bint verify, bint include_contr
     cdef ColumnArrays out
     cdef Batch batch
     if starts_.shape[0] != rows.rows or ends_.shape[0] != rows.rows:
-        raise InvalidRequest("decoding batches, not one section per batch", sections=len(starts), rows=rows.rows)
+        raise InvalidRequest("cannot decode batches, sections and batches differ in number", sections=len(starts), rows=rows.rows)
     # Record counts are checked against the bytes before they determine an allocation.
     for row in range(rows.rows):
         batch = rows.row(row)

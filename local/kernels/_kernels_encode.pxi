@@ -56,7 +56,7 @@ cdef bytes encoded(records, Py_ssize_t reserve, int64_t *base_ms, int64_t *max_m
     cdef uint8_t *begin
     cdef uint8_t *end
     if not items:
-        raise InvalidRequest("encoding a batch without records")
+        raise InvalidRequest("cannot encode a batch, it has no records")
     bound = reserve + section_bound(items)
     if bound > INT_MAX:
         # Near the limit the exact size decides; `pure_kernels` computes it.

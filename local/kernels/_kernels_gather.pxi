@@ -10,7 +10,7 @@ def gather(data, starts, lengths):
     cdef const uint8_t *bytes_ = &view[0] if length else NULL
     cdef int64_t total = 0
     if rows != lengths_.shape[0]:
-        raise InvalidRequest("gathering bytes, starts and lengths differ", starts=rows, lengths=len(lengths))
+        raise InvalidRequest("cannot gather bytes, starts and lengths differ in number", starts=rows, lengths=len(lengths))
     offsets = np.empty(rows + 1, np.int32)
     cdef int32_t[::1] offsets_ = offsets
     with nogil:
@@ -26,9 +26,9 @@ def gather(data, starts, lengths):
             offsets_[row + 1] = <int32_t>total
     if wrong >= 0:
         where = {"start": starts_[wrong], "length": lengths_[wrong]}
-        raise InvalidRequest("gathering bytes, a range leaves the data", **where)
+        raise InvalidRequest("cannot gather bytes, a range is outside the data", **where)
     if total > INT_MAX:
-        raise InvalidRequest("gathering bytes, more than 32-bit offsets can address", bytes=int(lengths.clip(0).sum(dtype="i8")))
+        raise InvalidRequest("cannot gather bytes, they exceed 32-bit offsets", bytes=int(lengths.clip(0).sum(dtype="i8")))
     gathered = np.empty(total, np.uint8)
     cdef uint8_t[::1] gathered_ = gathered
     cdef uint8_t *to = &gathered_[0] if total else NULL

@@ -193,12 +193,12 @@ cdef class KeyMap:
         cdef Py_ssize_t rows = starts_.shape[0], done = 0
         cdef int64_t flags = min(<int64_t>keep_.shape[0] * 8, <int64_t>ORDINAL_MAX)
         if rows != lengths_.shape[0] or rows != skip_.shape[0] or buffer >= self.buffers:
-            raise InvalidRequest("adding keys, columns differ or no such buffer", rows=rows, buffer=buffer)
+            raise InvalidRequest("cannot add keys, columns differ in length or the buffer is unknown", rows=rows, buffer=buffer)
         # The bound covers all ordinals entered so far: the map may clear any of their bits.
         if first_ordinal < 0 or first_ordinal > flags - rows or self.ordinals_end > flags:
-            raise InvalidRequest("adding keys, ordinals outside the flags", first=first_ordinal, rows=rows)
+            raise InvalidRequest("cannot add keys, ordinals are outside the flags", first=first_ordinal, rows=rows)
         if not self._are_inside(view, starts_, lengths_, buffer, position):
-            raise InvalidRequest("adding keys, a key leaves the data", rows=rows)
+            raise InvalidRequest("cannot add keys, a key is outside the data", rows=rows)
         if rows == 0:
             return 0
         self.ordinals_end = max(self.ordinals_end, first_ordinal + rows)
@@ -228,11 +228,11 @@ cdef class KeyMap:
         cdef Py_ssize_t bad_row = 0
         cdef int reason
         if rows.rows != roles_.shape[0] or not 0 <= buffer < self.buffers or (table.record_counts < 0).any():
-            raise InvalidRequest("adding batches, not a role for each or no such buffer", buffer=buffer)
+            raise InvalidRequest("cannot add batches, a role is missing or the buffer is unknown", buffer=buffer)
         if first_ordinal < 0 or first_ordinal > flags - total or self.ordinals_end > flags:
-            raise InvalidRequest("adding keys, ordinals outside the flags", first=first_ordinal, rows=total)
+            raise InvalidRequest("cannot add keys, ordinals are outside the flags", first=first_ordinal, rows=total)
         if position < 0 or position > self.sizes[buffer] - view.shape[0]:
-            raise InvalidRequest("adding keys, a key leaves the data", rows=total)
+            raise InvalidRequest("cannot add keys, a key is outside the data", rows=total)
         if rows.rows == 0:
             return 0
         self.ordinals_end = max(self.ordinals_end, first_ordinal + total)
@@ -254,7 +254,7 @@ cdef class KeyMap:
         cdef const int32_t[::1] lengths_ = lengths
         cdef Py_ssize_t rows = starts_.shape[0]
         if rows != lengths_.shape[0] or not self._are_inside(view, starts_, lengths_, -1, 0):
-            raise InvalidRequest("finding keys, columns differ or a key leaves the data", rows=rows)
+            raise InvalidRequest("cannot find keys, columns differ or a key is outside the data", rows=rows)
         found = np.zeros(rows, np.uint8)
         cdef uint8_t[::1] found_ = found
         if rows:

@@ -17,7 +17,7 @@ def rebuild_batches(
     cdef uint8_t *at = begin
     cdef int64_t room = out_.shape[0]
     if actions_.shape[0] != rows.rows or starts_.shape[0] != rows.rows or not 0 <= first_row <= stop_row <= rows.rows:
-        raise InvalidRequest("rebuilding batches, not one action per batch", actions=len(actions), rows=rows.rows)
+        raise InvalidRequest("cannot rebuild batches, actions and batches differ in number", actions=len(actions), rows=rows.rows)
     with nogil:
         while row < stop_row:
             reason = rebuild_batch(
@@ -29,7 +29,7 @@ def rebuild_batches(
     if reason == TOO_LARGE:
         raise InvalidRequest("sealing a batch, larger than 2^31 bytes", row=row)
     if reason == FEW_FLAGS:
-        raise InvalidRequest("rebuilding batches, not one flag per record", row=row)
+        raise InvalidRequest("cannot rebuild batches, flags and records differ in number", row=row)
     if reason and reason != NO_ROOM:
         raise _wrong(table, row, reason, data, True)
     return row, at - begin
@@ -199,10 +199,10 @@ def count_bits(bits, starts, counts):
     cdef const int32_t[::1] counts_ = counts
     cdef Py_ssize_t row
     if starts_.shape[0] != counts_.shape[0]:
-        raise InvalidRequest("counting bits, not one count per start", starts=len(starts), counts=len(counts))
+        raise InvalidRequest("cannot count bits, starts and counts differ in number", starts=len(starts), counts=len(counts))
     for row in range(starts_.shape[0]):
         if starts_[row] < 0 or counts_[row] < 0 or starts_[row] > <int64_t>bits_.shape[0] * 8 - counts_[row]:
-            raise InvalidRequest("counting bits, a range leaves them", row=row)
+            raise InvalidRequest("cannot count bits, a range is outside the bits", row=row)
     found = np.zeros(starts_.shape[0], np.int64)
     cdef int64_t[::1] found_ = found
     with nogil:

@@ -49,7 +49,7 @@ def scan_batches(data, *, bint verify=True, Py_ssize_t position=0):
     cdef int problem = SCAN_FULL
     cdef TableArrays out
     if not 0 <= position <= length:
-        raise InvalidRequest("scanning batches, position outside the data", position=position, bytes=length)
+        raise InvalidRequest("cannot scan batches, the position is outside the data", position=position, bytes=length)
     rows = 16 + (length - position) // 16384  # producers write batches of 16 KiB by default
     arrays = empty_table_arrays(rows)
     while True:

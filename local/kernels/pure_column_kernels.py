@@ -14,10 +14,10 @@ from local.format.record import append_record, read_varint
 
 OUTSIDE_DATA, WRONG_TIME, WRONG_HEADERS, LARGE_BATCH, CHANGED = 1, 2, 3, 4, 5
 _REASONS = {
-    OUTSIDE_DATA: "encoding columns, a key or value leaves the data",
-    WRONG_HEADERS: "encoding columns, headers that make no sense",
-    LARGE_BATCH: "encoding a batch, larger than 2^31 bytes",
-    CHANGED: "encoding columns, not as many bytes as were counted",
+    OUTSIDE_DATA: "cannot encode columns, a key or value is outside the data",
+    WRONG_HEADERS: "cannot encode columns, the headers are invalid",
+    LARGE_BATCH: "cannot encode a batch, it is larger than 2^31 bytes",
+    CHANGED: "cannot encode columns, the columns changed while they were encoded",
 }
 _SEED, _M, _R = 0x9747B28C, 0x5BD1E995, 24
 _MASK = 0xFFFFFFFF
@@ -59,11 +59,13 @@ def encode_columns(
     rows, first = _row_count(columns), first_row
     for index, stop in enumerate(batch_ends.tolist()):
         if not 0 <= first < stop <= rows:
-            attempt = "encoding columns, batches do not ascend within the rows"
+            attempt = "cannot encode columns, the batch ends do not ascend within the rows"
             raise InvalidRequest(attempt, batch=index, rows=rows)
         first = stop
     if not len(batch_ends) or size_bytes <= 0:
-        raise InvalidRequest("encoding columns, no batches", batches=len(batch_ends), size_bytes=size_bytes)
+        raise InvalidRequest(
+            "cannot encode columns, there are no batches", batches=len(batch_ends), size_bytes=size_bytes
+        )
     made, first = bytearray(), first_row
     for stop in batch_ends.tolist():
         if size_bytes - len(made) < HEADER_BYTES:
@@ -85,7 +87,9 @@ def encode_columns(
 def wrong_column(reason: int, row: int, timestamps: Longs) -> InvalidRequest:
     if reason == WRONG_TIME:
         timestamp_ms = int(timestamps[row])
-        return InvalidRequest("encoding a record, timestamp outside -1..2^63-1", row=row, timestamp_ms=timestamp_ms)
+        return InvalidRequest(
+            "cannot encode a record, its time is outside -1..2^63-1", row=row, timestamp_ms=timestamp_ms
+        )
     return InvalidRequest(_REASONS[reason], row=row)
 
 
@@ -94,10 +98,10 @@ def _row_count(columns: Source) -> int:
     rows = len(times)
     for column in (key_starts, key_lengths, value_starts, value_lengths):
         if len(column) != rows:
-            raise InvalidRequest("encoding columns, they differ in length", rows=rows, found=len(column))
+            raise InvalidRequest("cannot encode columns, they differ in length", rows=rows, found=len(column))
     for column in (starts, counts):
         if len(column) != rows and not len(starts) == len(counts) == 0:
-            raise InvalidRequest("encoding columns, they differ in length", rows=rows, found=len(column))
+            raise InvalidRequest("cannot encode columns, they differ in length", rows=rows, found=len(column))
     return rows
 
 

@@ -80,7 +80,9 @@ def scan_batches(data: Buffer, *, verify: bool = True, position: int = 0) -> Bat
     """The kernel of `dispatch.scan_batches`; stops at a message of format 0 or 1 too."""
     view = memoryview(data).cast("B")
     if not 0 <= position <= len(view):
-        raise InvalidRequest("scanning batches, position outside the data", position=position, bytes=len(view))
+        raise InvalidRequest(
+            "cannot scan batches, the position is outside the data", position=position, bytes=len(view)
+        )
     rows: list[tuple[int, ...]] = []
     at, last_offset, problem = position, -1, None
     while at < len(view) and problem is None:
@@ -203,16 +205,18 @@ def gather(
     data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.int32]
 ) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
     if len(starts) != len(lengths):
-        raise InvalidRequest("gathering bytes, starts and lengths differ", starts=len(starts), lengths=len(lengths))
+        raise InvalidRequest(
+            "cannot gather bytes, starts and lengths differ in number", starts=len(starts), lengths=len(lengths)
+        )
     offsets, parts = [0], []
     for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
         if length > 0:
             if start < 0 or start > len(data) - length:
-                raise InvalidRequest("gathering bytes, a range leaves the data", start=start, length=length)
+                raise InvalidRequest("cannot gather bytes, a range is outside the data", start=start, length=length)
             parts.append(data[start : start + length])
         offsets.append(offsets[-1] + max(length, 0))
     if offsets[-1] > INT_MAX:
-        raise InvalidRequest("gathering bytes, more than 32-bit offsets can address", bytes=offsets[-1])
+        raise InvalidRequest("cannot gather bytes, they exceed 32-bit offsets", bytes=offsets[-1])
     return np.array(offsets, np.int32), np.frombuffer(b"".join(parts), np.uint8)
 
 
@@ -222,7 +226,7 @@ def gather(
 def encode_records(records: Sequence[tuple[object, ...]]) -> tuple[bytes, int, int]:
     """The kernel of `dispatch.encode_records`. Raises InvalidRequest if the section is too large, too."""
     if not records:
-        raise InvalidRequest("encoding a batch without records")
+        raise InvalidRequest("cannot encode a batch, it has no records")
     section = bytearray()
     base = largest = timestamp_of(records[0])
     for offset_delta, record in enumerate(records):
@@ -230,7 +234,7 @@ def encode_records(records: Sequence[tuple[object, ...]]) -> tuple[bytes, int, i
         largest = max(largest, timestamp)
         append_record(section, timestamp - base, offset_delta, key, value, header_bytes(headers))
         if len(section) > BATCH_BYTES_MAX - HEADER_BYTES:
-            raise InvalidRequest("encoding a batch, larger than 2^31 bytes", bytes=len(section))
+            raise InvalidRequest("cannot encode a batch, it is larger than 2^31 bytes", bytes=len(section))
     return bytes(section), base, largest
 
 
@@ -287,7 +291,7 @@ def timestamp_of(record: object) -> int:
             "cannot encode a record, its timestamp is not an integer", record=type(record).__name__
         ) from error
     if not -1 <= timestamp <= LONG_MAX:
-        raise InvalidRequest("encoding a record, timestamp outside -1..2^63-1", timestamp_ms=timestamp)
+        raise InvalidRequest("cannot encode a record, its time is outside -1..2^63-1", timestamp_ms=timestamp)
     return timestamp
 
 
@@ -321,13 +325,15 @@ def rebuild_batches(
     only the lengths are read. Raises Corrupt, and InvalidRequest for arrays that do not fit.
     """
     if len(actions) != len(table) or len(keep_starts) != len(table) or not 0 <= first_row <= stop_row <= len(table):
-        raise InvalidRequest("rebuilding batches, not one action per batch", actions=len(actions), rows=len(table))
+        raise InvalidRequest(
+            "cannot rebuild batches, actions and batches differ in number", actions=len(actions), rows=len(table)
+        )
     at = 0
     for row in range(first_row, stop_row):
         header, position, action = table.row(row), int(table.positions[row]), int(actions[row])
         first, is_rebuilt = int(keep_starts[row]), action in (REBUILD, REBASE)
         if not 0 <= first <= len(keep) * 8 - header.record_count or header.record_count < 0:
-            raise InvalidRequest("rebuilding batches, not one flag per record", row=row)
+            raise InvalidRequest("cannot rebuild batches, flags and records differ in number", row=row)
         growth = header.record_count * REBUILT_GROWTH_MAX if is_rebuilt else 0
         if action != DROP and header.size_bytes + growth > len(out) - at:
             return row, at
@@ -373,12 +379,14 @@ def kept_bytes(
 def count_bits(bits: NDArray[np.uint8], starts: NDArray[np.int64], counts: NDArray[np.int32]) -> NDArray[np.int64]:
     """The number of set bits in each range of `counts[i]` bits from `starts[i]` on."""
     if len(starts) != len(counts):
-        raise InvalidRequest("counting bits, not one count per start", starts=len(starts), counts=len(counts))
+        raise InvalidRequest(
+            "cannot count bits, starts and counts differ in number", starts=len(starts), counts=len(counts)
+        )
     flags = np.unpackbits(bits, bitorder="little")
     found = np.zeros(len(starts), np.int64)
     for row, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
         if count < 0 or not 0 <= start <= len(flags) - count:
-            raise InvalidRequest("counting bits, a range leaves them", row=row)
+            raise InvalidRequest("cannot count bits, a range is outside the bits", row=row)
         found[row] = int(flags[start : start + count].sum())
     return found
 

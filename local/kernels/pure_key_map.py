@@ -76,13 +76,15 @@ class KeyMap:
         """
         rows, flags = len(starts), min(len(keep) * 8, ORDINAL_MAX)
         if rows != len(lengths) or rows != len(skip) or buffer >= len(self._held):
-            raise InvalidRequest("adding keys, columns differ or no such buffer", rows=rows, buffer=buffer)
+            raise InvalidRequest(
+                "cannot add keys, columns differ in length or the buffer is unknown", rows=rows, buffer=buffer
+            )
         if not 0 <= first_ordinal <= flags - rows or self._ordinals_end > flags:
-            raise InvalidRequest("adding keys, ordinals outside the flags", first=first_ordinal, rows=rows)
+            raise InvalidRequest("cannot add keys, ordinals are outside the flags", first=first_ordinal, rows=rows)
         if not _are_inside(data, starts, lengths) or (
             buffer >= 0 and not 0 <= position <= len(self._held[buffer]) - len(data)
         ):
-            raise InvalidRequest("adding keys, a key leaves the data", rows=rows)
+            raise InvalidRequest("cannot add keys, a key is outside the data", rows=rows)
         self._ordinals_end = max(self._ordinals_end, first_ordinal + rows)
         for row, (start, length, is_skipped) in enumerate(
             zip(starts.tolist(), lengths.tolist(), skip.tolist(), strict=True)
@@ -131,11 +133,11 @@ class KeyMap:
         total = int(table.record_counts.sum(dtype=np.int64))
         flags = min(len(keep) * 8, len(tombstones) * 8, ORDINAL_MAX)
         if len(roles) != len(table) or not 0 <= buffer < len(self._held) or (table.record_counts < 0).any():
-            raise InvalidRequest("adding batches, not a role for each or no such buffer", buffer=buffer)
+            raise InvalidRequest("cannot add batches, a role is missing or the buffer is unknown", buffer=buffer)
         if not 0 <= first_ordinal <= flags - total or self._ordinals_end > flags:
-            raise InvalidRequest("adding keys, ordinals outside the flags", first=first_ordinal, rows=total)
+            raise InvalidRequest("cannot add keys, ordinals are outside the flags", first=first_ordinal, rows=total)
         if not 0 <= position <= len(self._held[buffer]) - len(data):
-            raise InvalidRequest("adding keys, a key leaves the data", rows=total)
+            raise InvalidRequest("cannot add keys, a key is outside the data", rows=total)
         keyless, ordinal = 0, first_ordinal
         for row, role in enumerate(roles.tolist()):
             one = table.select(slice(row, row + 1))
@@ -158,7 +160,7 @@ class KeyMap:
     def find(self, data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Which of these keys are in the map; a null key never is."""
         if len(starts) != len(lengths) or not _are_inside(data, starts, lengths):
-            raise InvalidRequest("finding keys, columns differ or a key leaves the data", rows=len(starts))
+            raise InvalidRequest("cannot find keys, columns differ or a key is outside the data", rows=len(starts))
         sizes = lengths.tolist()
         keys = (bytes(data[at : at + max(size, 0)]) for at, size in zip(starts.tolist(), sizes, strict=True))
         return np.array([size >= 0 and key in self._newest for key, size in zip(keys, sizes, strict=True)], np.bool_)
