@@ -16,7 +16,7 @@ from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_lookup import MetadataIndex, Pages
 from remote.manifest.view import find_view
 from tiered.read.bucket_reader import RemoteLog
-from tiered.spark.source.pinning import pinned_log
+from tiered.spark.source.planning import pinned_log
 
 
 def read(actor: Actor, truth: Truth) -> None:

@@ -257,14 +257,8 @@ def index_of_offset(source: PartitionSource, url: str | None, offset: int | None
 # encrypted objects have whole batches. Positions are bytes of the segment. Memory: one chunk.
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """A chunk's position in the object and in the segment. `open` converts stored bytes; raises Corrupt."""
-
-    stored_start: int
-    stored_length: int
-    start: int
-    open: Callable[[bytes], bytes]
+# A chunk: its position and length in the object, its position in the segment, and what converts stored bytes.
+_Chunk = tuple[int, int, int, Callable[[bytes], bytes]]
 
 
 class StoredSegment:
@@ -281,18 +275,17 @@ class StoredSegment:
         """Yield the batches, a chunk at a time."""
         stored_end = 0
         try:
-            for chunk in self._chunks:
-                stored_end = chunk.stored_start + chunk.stored_length
+            for stored_start, length, start, opened in self._chunks:
+                stored_end = stored_start + length
                 try:
-                    stored = self._source.read(chunk.stored_start, chunk.stored_length)
-                    if len(stored) != chunk.stored_length:
+                    stored = self._source.read(stored_start, length)
+                    if len(stored) != length:
                         raise Corrupt("the object ends before the range", found_bytes=len(stored))
-                    body = chunk.open(stored)
+                    body = opened(stored)
                 except Corrupt as error:
-                    self._note(error, chunk.stored_start, chunk.stored_length)
+                    self._note(error, stored_start, length)
                     continue
-                read = partial(_range_of, memoryview(body), chunk.start)
-                yield BatchRuns(read, chunk.start + len(body), start=chunk.start)
+                yield BatchRuns(partial(_range_of, memoryview(body), start), start + len(body), start=start)
                 with suppress(Corrupt):
                     table = kernels.scan_batches(body, verify=False)
                     self._next_offset = int(table.last_offsets[-1]) + 1 if len(table) else self._next_offset
@@ -346,7 +339,7 @@ def _by_table(table: ChunkTable, cipher: ObjectCipher | None) -> Iterator[_Chunk
                 )
             return open_chunk(table, number, stored, cipher)
 
-        yield _Chunk(start, length, table.chunk_range(number)[0], opened)
+        yield start, length, table.chunk_range(number)[0], opened
 
 
 def _by_frames(source: FileSource) -> Iterator[_Chunk]:
@@ -363,7 +356,7 @@ def _by_frames(source: FileSource) -> Iterator[_Chunk]:
                 raise Corrupt("a zstd frame is shorter than declared", **facts)
             return bytes(body)
 
-        yield _Chunk(stored_start, length, start, opened)
+        yield stored_start, length, start, opened
         start += content_bytes
 
 

@@ -42,7 +42,7 @@ from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.runner import Failures, Job, run_job
 from tiered.spark.jobs.runner import SparkRunner
 from tiered.spark.options import Bound, ReadOptions, parse_options
-from tiered.spark.source.pinning import wall_ms
+from tiered.spark.source.planning import wall_ms
 from tiered.spark.source.splits import Split
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.orphan_deletion import ENTRIES_MAX, GRACE_MS, PARTITIONS_A_TASK, Deleted, GarbageList
 from tiered.jobs.rewriting import RewriteJob, RewriteOutcome, RewritePlan
 from tiered.jobs.runner import TASK_BYTES, Clock, packed, run_job
-from tiered.spark.source.pinning import wall_ms
+from tiered.spark.source.planning import wall_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

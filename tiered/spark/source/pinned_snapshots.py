@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 from local.errors import InvalidRequest
 from remote.gc.pins import Pin, release_all
 from tiered.spark.options import parse_options
-from tiered.spark.source.pinning import PinKeeper, wall_ms
-from tiered.spark.source.planning import open_partitions
+from tiered.spark.source.planning import PinKeeper, open_partitions, wall_ms
 
 
 @dataclass(frozen=True, slots=True)

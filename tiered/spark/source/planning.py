@@ -4,6 +4,11 @@ Each partition's newest manifest is read once and pinned, so one ``load()`` is o
 (docs/reference/spark.md lists the requests). Partitions, and then cut segments, are read in parallel. The result, and
 which error is raised, are as in sequence. A failed plan, and a partition without records to read, release their pins.
 
+A long job reads one state during retention, compaction and deletion. Spark does not notify a batch source of the end of
+its job: a pin (`remote.gc.pins`) expires `PIN_MS` after its last renewal. Every task checks its pin when it begins and
+while it reads, and some pins of other partitions when it begins. It renews a pin in the second half of its life. A read
+of a read-only bucket relies on the grace period, unless the options require a pin.
+
 Timestamps become offsets as in Spark's Kafka source: the first record at or after the timestamp, in offset order. Under
 read_committed the log ends before the first transaction without a known end in the bucket. With a compacted view a
 partition has two ranges: the view's below its horizon, the log's from there on.
@@ -11,12 +16,15 @@ partition has two ranges: the view's below its horizon, the log's from there on.
 
 from __future__ import annotations
 
+import logging
+import os
 import re
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from local.errors import InvalidRequest, NotFound, OffsetOutOfRange
+from local.errors import AccessDenied, InvalidRequest, LogError, NotFound, OffsetOutOfRange
 from local.index import offset_index
 from local.index.txn_index import AbortedTransaction
 from local.names import TopicPartition
@@ -26,10 +34,11 @@ from remote.external.external_formats import external_format
 from remote.external.external_layout import OURS, ExternalFormat, ExternalName, Layout
 from remote.external.external_log import external_manifests
 from remote.fetch.range_reader import RemotePartition
-from remote.gc.pins import Pin, release_all
+from remote.gc.pins import Pin, pin_newest, release_all, renew
 from remote.manifest.catalog import RemotePartitionName, list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
+from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.view import CompactedView, find_view
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import KeyRing
@@ -39,10 +48,11 @@ from tiered.read.partition_source import PartitionSource
 from tiered.read.reader import TieredReader
 from tiered.read.view_reader import CompactedReader, lost_behind, no_view
 from tiered.spark.options import EARLIEST, LATEST, Bound, BoundKind, ReadOptions
-from tiered.spark.source.pinning import seen_manifest, wall_ms
 from tiered.spark.source.splits import Entries, PartitionRange, Split, plan_splits, side_by_side, with_others
 
 CACHE_BYTES = 64 << 20
+_log = logging.getLogger(__name__)
+_known_ends: dict[str, int] = {}  # by pin, in this process: its expiry as last seen
 Aborted = tuple[AbortedTransaction, ...]
 
 
@@ -339,3 +349,106 @@ def check_complete(side: str, bound: Bound, known: set[TopicPartition]) -> None:
 def _release(store: ObjectStore, opened: Iterable[OpenPartition], options: ReadOptions) -> None:
     pins = [(each.name.prefix, each.pin) for each in opened if each.pin and each.name.prefix not in options.pins]
     side_by_side(lambda pin: release_all(store, [pin]), pins)
+
+
+def wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def seen_manifest(store: ObjectStore, prefix: str, options: ReadOptions, now_ms: int) -> tuple[MetadataLog, Pin | None]:
+    """The metadata log of a partition, positioned at the manifest to read, and the pin of that manifest.
+
+    A partition of a deleted topic has no pin. Raises AccessDenied if a required pin cannot be written, and the error of
+    `MetadataLog.missing` for a partition without a manifest.
+    """
+    if (given := options.pins.get(prefix)) is not None:
+        pin = _pin_of(given)
+        pinned = pinned_log(store, prefix, sequence=pin.sequence, commit_id=pin.commit_id, holder=pin.holder)
+        pinned.load()
+        return pinned, pin
+    metadata = MetadataLog(store, prefix)
+    if metadata.refresh().deleted_ms is not None or options.pin_ms is None:
+        return metadata, None
+    expires_ms = now_ms + options.pin_ms
+    try:
+        pin, _ = pin_newest(store, prefix, metadata, now_ms=now_ms, expires_ms=expires_ms, holder=holder())
+    except NotFound:
+        if metadata.cached is not None and metadata.cached.deleted_ms is None:
+            raise
+        return metadata, None  # deleted in between
+    except AccessDenied as error:
+        if options.must_pin:
+            raise
+        _log.warning("cannot pin a manifest, the job relies on the grace period: prefix=%s cause=%s", prefix, error)
+        return metadata, None
+    return metadata, pin
+
+
+def holder() -> str:
+    return f"spark, process {os.getpid()} of {os.uname().nodename}"
+
+
+class PinKeeper:
+    """Renews the pin of a task's split in the second half of its life. Not thread safe."""
+
+    def __init__(
+        self, store: ObjectStore, prefix: str, pin: Pin | None, pin_ms: int | None, clock: Callable[[], int] = wall_ms
+    ) -> None:
+        """`pin_ms` is the life of the pin after a renewal; with None only its holder renews it."""
+        self._store = store
+        self._prefix = prefix
+        self._pin = pin if pin_ms is not None else None
+        self._pin_ms = pin_ms or 0
+        self._clock = clock
+
+    def keep(self) -> None:
+        """Renew the pin if it is due; call it repeatedly. An error is only logged: the read continues."""
+        if self._pin is None:
+            return
+        now_ms, name = self._clock(), self._prefix + self._pin.key
+        ends_ms = max(self._pin.expires_ms, _known_ends.get(name, 0))
+        if ends_ms - now_ms > self._pin_ms // 2:
+            return
+        try:
+            later = renew(self._store, self._prefix, self._pin, clock=self._clock, expires_ms=now_ms + self._pin_ms)
+        except LogError as error:
+            _log.warning("cannot renew a pin: prefix=%s key=%s cause=%s", self._prefix, self._pin.key, error)
+            return
+        if later is None:
+            _log.warning("a pin has expired, or was released: prefix=%s key=%s", self._prefix, self._pin.key)
+            self._pin = None
+            return
+        _known_ends[name] = later.expires_ms  # by the first pin's name, although the renewed pin has another one
+
+
+def _pin_of(given: Mapping[str, object]) -> Pin:
+    match given:
+        case {
+            "key": str(key),
+            "sequence": int(sequence),
+            "commit_id": str(commit_id),
+            "expires_ms": int(expires_ms),
+            "holder": str(holder),
+        }:
+            return Pin(key=key, sequence=sequence, commit_id=commit_id, expires_ms=expires_ms, holder=holder)
+    raise InvalidRequest("cannot read with Spark, invalid option, there is no pin", option="pins", value=dict(given))
+
+
+def pinned_log(store: ObjectStore, prefix: str, *, sequence: int, commit_id: str, holder: str) -> MetadataLog:
+    """The log of a pin, one GET. Reads raise NotFound if the pin expired and the manifest was deleted."""
+    return MetadataLog(store, prefix, source=_PinnedManifest(store, prefix, sequence, commit_id, holder))
+
+
+class _PinnedManifest:
+    def __init__(self, store: ObjectStore, prefix: str, sequence: int, commit_id: str, holder: str) -> None:
+        self._chain, self._sequence, self._commit_id = ManifestChain(store, prefix), sequence, commit_id
+        self._facts = {"prefix": prefix, "sequence": sequence, "holder": holder}
+
+    def newest(self, known: Manifest | None) -> Manifest:
+        found = known or self._chain.read(self._sequence)
+        if found is None or found.commit_id != self._commit_id:
+            raise self.missing()
+        return found
+
+    def missing(self) -> LogError:
+        return NotFound("the pinned manifest does not exist, the pin has expired", **self._facts)

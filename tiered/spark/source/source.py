@@ -159,8 +159,7 @@ class SegmentsReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from tiered.inspect.segment_table import record_batches
-        from tiered.spark.source.pinning import wall_ms
-        from tiered.spark.source.planning import format_of
+        from tiered.spark.source.planning import format_of, wall_ms
         from tiered.spark.source.splits import side_by_side
 
         run: list[RemotePartitionName] | Any = partition.value

@@ -39,7 +39,6 @@ from remote.manifest.manifest_lookup import MetadataIndex
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
 from tiered.spark.options import StreamOptions
-from tiered.spark.source.pinning import wall_ms
 from tiered.spark.source.planning import (
     CACHE_BYTES,
     OpenPartition,
@@ -48,6 +47,7 @@ from tiered.spark.source.planning import (
     listed_partitions,
     named_partitions,
     splits_of,
+    wall_ms,
 )
 from tiered.spark.source.splits import Split, side_by_side
 

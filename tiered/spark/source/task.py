@@ -40,7 +40,7 @@ from remote.store import ObjectStore
 from tiered.read.external_partition import ExternalPartition
 from tiered.read.reader import decoded, index_is_wrong, report_wrong_index, segment_runs, within
 from tiered.spark.options import ReadOptions
-from tiered.spark.source.pinning import PinKeeper
+from tiered.spark.source.planning import PinKeeper
 from tiered.spark.source.splits import OFFSET_MAX, Piece, Split, is_partial, trimmed
 
 WINDOW_BYTES = 8 << 20

@@ -9,7 +9,7 @@ from remote.gc.pins import Pin, pin_newest
 from remote.keys import manifest_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.store.memory_store import MemoryStore
-from tiered.spark.source.pinning import pinned_log
+from tiered.spark.source.planning import pinned_log
 
 PREFIX, NOW, HOUR = "t-Yune3fyATvKLNh0q9V3QqQ/0/", 1_700_000_000_000, 3_600_000
 OF = {"topic": "t", "topic_id": "Yune3fyATvKLNh0q9V3QqQ", "partition": 0}

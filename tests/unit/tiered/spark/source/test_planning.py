@@ -21,7 +21,7 @@ from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.view_jobs import build_views, plan_views
 from tiered.read.bucket_reader import RemoteLog
 from tiered.spark.options import parse_options
-from tiered.spark.source import pinned_snapshots, pinning, task
+from tiered.spark.source import pinned_snapshots, planning, task
 from tiered.spark.source.planning import open_partitions, plan_read
 
 COMMITTED = {"kafka.isolation.level": "read_committed"}
@@ -198,19 +198,19 @@ def test_pin_that_is_not_renewed_expires(world):
 
 
 def test_tasks_renew_the_pin_in_the_second_half_of_its_lifetime(world, monkeypatch):
-    monkeypatch.setattr(pinning, "_known_ends", {})
+    monkeypatch.setattr(planning, "_known_ends", {})
     filled(world)
     (split,) = plan(world, pin="2h")
     (pin,) = pins_of(world)
     assert (pin, pin.expires_ms) == (split.pin, NOW + 2 * HOUR)
     now = [NOW + HOUR - 1]
-    keeper = pinning.PinKeeper(world.store, split.prefix, split.pin, 2 * HOUR, lambda: now[0])
+    keeper = planning.PinKeeper(world.store, split.prefix, split.pin, 2 * HOUR, lambda: now[0])
     keeper.keep()
     assert pins_of(world) == [pin]
     now[0] = NOW + HOUR
     keeper.keep()
     assert pins_of(world) == [replace(pin, expires_ms=NOW + 3 * HOUR)]
-    late = pinning.PinKeeper(world.store, split.prefix, split.pin, 2 * HOUR, lambda: NOW + 9 * HOUR)
+    late = planning.PinKeeper(world.store, split.prefix, split.pin, 2 * HOUR, lambda: NOW + 9 * HOUR)
     late.keep()
     assert pins_of(world) == [replace(pin, expires_ms=NOW + 3 * HOUR)], "an expired pin must not be renewed"
 

@@ -25,7 +25,7 @@ from remote.gc.pins import list_pins
 from remote.store.memory_store import MemoryStore
 from remote.upload.segment_upload import copy_segment
 from tiered.spark.options import parse_options
-from tiered.spark.source import pinning, task
+from tiered.spark.source import planning, task
 from tiered.spark.source.planning import plan_read
 from tiered.spark.source.splits import THREADS
 
@@ -142,7 +142,7 @@ def test_missing_segment_error_names_partition_manifest_and_object(bucket):
 
 def test_tasks_renew_the_pins_of_all_partitions_of_the_job(bucket, monkeypatch):
     """This includes partitions that are read hours later, and finished ones, because an action may run again."""
-    monkeypatch.setattr(pinning, "_known_ends", {})
+    monkeypatch.setattr(planning, "_known_ends", {})
     for partition in range(20):
         fill(bucket, segments=4, partition=partition)
     minute, now = 60_000, [NOW_MS]
@@ -151,7 +151,7 @@ def test_tasks_renew_the_pins_of_all_partitions_of_the_job(bucket, monkeypatch):
         parse_options({"path": "memory://x", "subscribe": "orders", "pin": "1h", "minPartitions": "80"}),
         now_ms=NOW_MS,
     )
-    monkeypatch.setattr(task, "PinKeeper", partial(pinning.PinKeeper, clock=lambda: now[0]))
+    monkeypatch.setattr(task, "PinKeeper", partial(planning.PinKeeper, clock=lambda: now[0]))
     prefixes = {split.prefix for split in splits}
     assert len(prefixes) == 20
     for split in splits:
