@@ -230,7 +230,8 @@ def command(
             context = click.get_current_context()
             mode, session = values.pop("progress", None), context.find_object(Session)
             assert session is not None, "made by the main command"
-            with session.progress.use(mode, operation_of(context)) if has_progress else nullcontext():
+            operation = context.command_path.partition(" ")[2]
+            with session.progress.use(mode, operation) if has_progress else nullcontext():
                 return function(session, **values)
 
         made: click.Command = attributes.pop("cls", click.Command)(
@@ -258,11 +259,6 @@ def _group(group_type: Any, values: dict[str, Any]) -> object:  # noqa: ANN401 -
     )
 
 
-def operation_of(context: click.Context) -> str:
-    """Return the words of the command that runs, without the program's name."""
-    return context.command_path.partition(" ")[2]
-
-
 def _defaults(source: Any) -> list[tuple[str, object]]:  # noqa: ANN401 - a function or a dataclass
     return [(name, each.default) for name, each in inspect.signature(source).parameters.items()]
 
@@ -278,13 +274,13 @@ def _parameters(source: Any) -> Iterator[click.Parameter]:  # noqa: ANN401 - a f
                 yield _RAW.parameter("raw", bool)
 
 
-def _parsed_settings(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    return dict(parse_setting(value, parameter.opts[0]) for value in values)
-
-
 def settings_option(text: str) -> Any:  # noqa: ANN401 - stands for a value of any type
     """Declare the repeatable ``-X key=value``, a dict."""
-    return option("-X KEY=VALUE", text, callback=_parsed_settings, shell_complete=complete_settings)
+
+    def parsed(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+        return dict(parse_setting(value, parameter.opts[0]) for value in values)
+
+    return option("-X KEY=VALUE", text, callback=parsed, shell_complete=complete_settings)
 
 
 GROUP: Any = object()

@@ -337,7 +337,7 @@ def copy_progress(session: Session, manager: LogManager) -> Iterator[None]:
     with copy_progress_of(session) as report:
         if report is not None:
             for held in manager.partitions.all():
-                held.on_copied = _of_partition(report, held.name)
+                held.on_copied = functools.partial(report, held.name)
         yield
 
 
@@ -367,10 +367,6 @@ def copy_progress_of(session: Session) -> Iterator[OnCopy | None]:
         )
     else:
         yield None
-
-
-def _of_partition(report: OnCopy, name: TopicPartition) -> Callable[[int, int, int], None]:
-    return lambda base_offset, done, size_bytes: report(name, base_offset, done, size_bytes)
 
 
 def _copy_columns() -> Sequence[ProgressColumn]:

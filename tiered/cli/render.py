@@ -122,11 +122,6 @@ def note_raw(ctx: click.Context, parameter: click.Parameter, is_raw: bool) -> No
     ctx.meta[_RAW] = ctx.meta.get(_RAW, False) or is_raw
 
 
-def _is_raw() -> bool:
-    ctx = click.get_current_context(silent=True)
-    return ctx is not None and bool(ctx.meta.get(_RAW))
-
-
 def print_result(
     result: msgspec.Struct, output: str, *, columns: Sequence[Column] | None = None, rows: Iterable[msgspec.Struct] = ()
 ) -> None:
@@ -321,7 +316,8 @@ def _write_records(console: Console, block: Sequence[Sequence[str]], columns: Se
 
 
 def _cells(row: Row | msgspec.Struct, columns: Sequence[Column]) -> list[str]:
-    is_raw, shown = _is_raw(), []
+    ctx, shown = click.get_current_context(silent=True), []
+    is_raw = ctx is not None and ctx.meta.get(_RAW)
     for column in columns:
         if column.of is not None:
             value = column.of(row)

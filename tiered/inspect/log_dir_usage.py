@@ -106,14 +106,11 @@ def _replicas(storage: Storage, root: str) -> Iterator[ReplicaStatus]:
         if partition is None or not storage.is_directory(join(root, name)):
             continue
         with suppress(NotFound):  # it was moved or deleted in the meantime
+            directory = join(root, name)
+            files = (*storage.list_files(directory).values(), *view_files(storage, directory).values())
             yield ReplicaStatus(
                 partition=partition,
-                size_bytes=_size_bytes(storage, join(root, name)),
+                size_bytes=sum(facts.size_bytes for facts in files),
                 is_future=bool(marked) and name.endswith(FUTURE_DIRECTORY),
                 is_deleted=bool(marked) and not name.endswith(FUTURE_DIRECTORY),
             )
-
-
-def _size_bytes(storage: Storage, directory: str) -> int:
-    files = (*storage.list_files(directory).values(), *view_files(storage, directory).values())
-    return sum(facts.size_bytes for facts in files)

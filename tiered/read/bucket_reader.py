@@ -64,7 +64,7 @@ class RemoteLog(Readable):
         self._disk = disk
         self._copies = copies
         self._pins: list[tuple[str, Pin]] = []
-        self._chosen = dict(topic_ids or {})
+        self._selected = dict(topic_ids or {})
         self._cache = ChunkCache(cache_bytes)
         self._keys = keys
         self._lock = threading.RLock()
@@ -86,7 +86,13 @@ class RemoteLog(Readable):
     def topic_ids(self, topic: str) -> list[str]:
         """The ids of the topics of that name, sorted. Raises NotFound, naming the topics that exist."""
         check_topic(topic)
-        found = self._ids_of(topic)
+        with self._lock:
+            if self._format() is not None:
+                found = sorted({name.topic_id for name in self._known() if name.topic == topic})
+            else:
+                if topic not in self._ids:
+                    self._ids[topic] = topic_ids(self.store, topic)
+                found = list(self._ids[topic])
         if not found:
             topics = {name for name, _ in list_topics(self.store)} if self._layout.is_ours else self.topics()
             there_are = ", ".join(sorted(topics)[:10]) or "none"
@@ -97,9 +103,9 @@ class RemoteLog(Readable):
     def each_of(self, topic: str) -> list[RemoteLog]:
         """A `RemoteLog` for each living topic of that name; close this object only. Raises as `topic_ids`."""
         ids = self._living_ids(topic)
-        if topic in self._chosen or len(ids) < 2:
+        if topic in self._selected or len(ids) < 2:
             return [self]
-        choices = [{**self._chosen, topic: each} for each in ids]
+        choices = [{**self._selected, topic: each} for each in ids]
         return [RemoteLog(self.store, topic_ids=each, keys=self._keys, layout=self._layout) for each in choices]
 
     def partitions(self, topic: str) -> list[TopicPartition]:
@@ -182,14 +188,6 @@ class RemoteLog(Readable):
                 self._partitions[topic, topic_id] = partitions_of(self.store, topic, topic_id)
             return self._partitions[topic, topic_id]
 
-    def _ids_of(self, topic: str) -> list[str]:
-        with self._lock:
-            if self._format() is not None:
-                return sorted({name.topic_id for name in self._known() if name.topic == topic})
-            if topic not in self._ids:
-                self._ids[topic] = topic_ids(self.store, topic)
-            return list(self._ids[topic])
-
     def _format(self) -> ExternalFormat | None:
         if self._foreign is None and not self._layout.is_ours:
             from remote.external.external_formats import external_format
@@ -200,9 +198,9 @@ class RemoteLog(Readable):
         return self._foreign
 
     def _meant(self, topic: str) -> str:
-        ids = self.topic_ids(topic) if topic in self._chosen else self._living_ids(topic)
-        selected = self._chosen.get(topic, ids[0])
-        if topic not in self._chosen and len(ids) > 1:
+        ids = self.topic_ids(topic) if topic in self._selected else self._living_ids(topic)
+        selected = self._selected.get(topic, ids[0])
+        if topic not in self._selected and len(ids) > 1:
             wrong = "several topics in the bucket have this name: choose one with --topic-id or topic_ids"
             raise InvalidRequest(wrong, topic=topic, topic_ids=",".join(ids))
         if selected not in ids:

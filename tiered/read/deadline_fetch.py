@@ -62,7 +62,13 @@ class Fetcher:
             threading.Thread(target=read.run, name=f"tiered-fetch-{partition}", daemon=True).start()
         data, is_partial = read.take(bytes_max, wait_ms / 1000)
         if not read.is_over:
-            self._keep((partition, read.next_offset), read)
+            with self._lock:
+                replaced = self._reads.pop((partition, read.next_offset), None)
+                self._reads[partition, read.next_offset] = read
+                oldest = self._reads.popitem(last=False)[1] if len(self._reads) > READS_KEPT else None
+            for each in (replaced, oldest):
+                if each is not None:
+                    each.give_up()
         return Fetched(data, read.next_offset, is_partial)
 
     def close(self) -> None:
@@ -77,15 +83,6 @@ class Fetcher:
 
     def __exit__(self, *_error: object) -> None:
         self.close()
-
-    def _keep(self, place: tuple[TopicPartition, int], read: _Read) -> None:
-        with self._lock:
-            replaced = self._reads.pop(place, None)
-            self._reads[place] = read
-            oldest = self._reads.popitem(last=False)[1] if len(self._reads) > READS_KEPT else None
-        for each in (replaced, oldest):
-            if each is not None:
-                each.give_up()
 
 
 class _Read:

@@ -189,10 +189,10 @@ def external_source(
     """The source of a partition of an external layout. Sends no request yet."""
     known = Known()
 
-    def look(findings: dict[str, Finding]) -> list[SegmentEntry]:
+    def listed(findings: dict[str, Finding]) -> list[SegmentEntry]:
         return list_entries(store, layout, name, known, findings)
 
-    metadata = MetadataLog(store, name.prefix, source=ExternalManifests(name, layout.layout, look))
+    metadata = MetadataLog(store, name.prefix, source=ExternalManifests(name, layout.layout, listed))
     remote = ExternalPartition(store, layout, cache, metadata=metadata)
     return PartitionSource(name.topic_partition, None, remote, metadata)
 

@@ -77,12 +77,14 @@ def read_segment_facts(store: ObjectStore, layout: ExternalFormat, segment: Exte
         with suppress(Corrupt):  # then the first batch decides; the checkpoint is a finding
             checkpoint = LeaderEpochs(parse_lineage(store.get(key), key))
             checkpoint_epochs = checkpoint.between(segment.base_offset, next_offset)
+    header = read_header(read(0, HEADER_BYTES)) if not segment.epochs and checkpoint_epochs is None else None
+    first_epoch = () if header is None or header.leader_epoch < 0 else ((header.leader_epoch, segment.base_offset),)
     return SegmentFacts(
         segment=segment,
         next_offset=next_offset,
         size_bytes=size_bytes if segment.may_be_torn else segment.size_bytes,
         max_timestamp_ms=latest_ms if segment.max_timestamp_ms is None else segment.max_timestamp_ms,
-        epochs=segment.epochs or (_first_epoch(segment, read) if checkpoint_epochs is None else checkpoint_epochs),
+        epochs=segment.epochs or (first_epoch if checkpoint_epochs is None else checkpoint_epochs),
         has_all_epochs=segment.epochs is not None or checkpoint_epochs is not None,
     )
 
@@ -204,11 +206,6 @@ def _scanned(read: Read, start: int) -> tuple[int, int, int | None] | None:
         size = start + at + table.valid_bytes
         latest = max(latest, int(table.max_timestamps.max()))
     return None if reached is None else (reached, size, latest if latest >= 0 else None)
-
-
-def _first_epoch(segment: ExternalSegment, read: Read) -> tuple[tuple[int, int], ...]:
-    header = read_header(read(0, HEADER_BYTES))
-    return ((header.leader_epoch, segment.base_offset),) if header is not None and header.leader_epoch >= 0 else ()
 
 
 def checkpoint_of(store: ObjectStore, layout: ExternalFormat, facts: SegmentFacts) -> tuple[tuple[int, int], ...]:

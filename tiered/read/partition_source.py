@@ -176,13 +176,15 @@ class PartitionSource:
     ) -> tuple[SegmentEntry | None, int, list[AbortedTransaction]]:
         """As `entry_at`, with the entry's aborted transactions below `upper_offset`, of the same manifest."""
 
-        def look(start: int | None, index: MetadataIndex) -> tuple[SegmentEntry | None, int, list[AbortedTransaction]]:
+        def question(
+            start: int | None, index: MetadataIndex
+        ) -> tuple[SegmentEntry | None, int, list[AbortedTransaction]]:
             entry, at = self.entry_in(index, offset, start)
             if entry is None:
                 return None, at, []
             return entry, at, self._aborted(index, start, at, min(entry.next_offset, upper_offset))
 
-        found = self._settled(look)
+        found = self._settled(question)
         if found is None:
             raise self.unseen(offset)
         return found
@@ -194,15 +196,15 @@ class PartitionSource:
         snapshot = self.remote.producer_snapshot(last)
         return ProducerState(decode_snapshot(snapshot, path=last.indexes_key) if snapshot else ())
 
-    def _settled(self, look: Callable[[int | None, MetadataIndex], T]) -> T | None:
-        """The result of `look` on both tiers at one moment, repeated after a drop or a deletion in between."""
+    def _settled(self, question: Callable[[int | None, MetadataIndex], T]) -> T | None:
+        """The answer of `question` on both tiers at one moment, repeated after a drop or a deletion in between."""
         log = self.log
         while True:
             local_start = log.local_log_start_offset if log is not None else None
             manifest = self.manifest_below(local_start)  # the disk first, then the manifest (I2)
             if manifest is None:
                 return None
-            found = self.ask_of(manifest, partial(look, local_start))
+            found = self.ask_of(manifest, partial(question, local_start))
             if log is None or log.local_log_start_offset == local_start:
                 return found
 

@@ -149,15 +149,15 @@ class _Below:
 
 
 def _found_in(source: PartitionSource, name: str, *, is_newest: bool = False) -> _Found:
-    for is_asked in (True,) if is_newest else (False, True):
+    for is_exact in (True,) if is_newest else (False, True):
         # `exact`: a missing object is damage only if no newer manifest unlinked it.
-        manifest = source.metadata.load(exact=True) if is_asked and source.metadata is not None else source.manifest()
+        manifest = source.metadata.load(exact=True) if is_exact and source.metadata is not None else source.manifest()
         view = find_view(manifest.views, name) if manifest is not None else None
         if view is not None and view.is_built:
             assert source.remote is not None, "a head comes with its objects"
             return _Found(view, source.remote)
         local = source.local_views
-        view = find_view(local.catalog(is_newest=is_asked).views, name) if local is not None else None
+        view = find_view(local.catalog(is_newest=is_exact).views, name) if local is not None else None
         if local is not None and view is not None and view.is_built:
             return _Found(view, local.parts)
     raise no_view(source.partition, name)

@@ -45,7 +45,7 @@ from tiered.read.reader import TieredReader
 _BYTES = 8  # in a line, so that it fits in 80 columns
 _MOMENTS = {"baseTimestamp", "maxTimestamp", "timestamp", "timestampDelta"}
 _LINES_MAX = 16  # of one field in the table; other forms have every byte
-_OPTIONAL = ("currentTxnFirstOffset", "deleteHorizonMs")
+_OPTIONAL = {"currentTxnFirstOffset", "deleteHorizonMs"}
 _HIDDEN = ("base_sequence", "last_sequence", "producer_epoch", "is_transactional", "delete_horizon_ms", "magic")
 _RECORD_COLUMNS = ["offset", "timestamp", "key_size", "value_size", "sequence", "header_keys", "key", "value"]
 _TEXT_COLUMNS = ["is_control", "timestamp_type", "compresscodec", "isvalid", "header_keys", "key", "value"]
@@ -358,14 +358,11 @@ def _field_lines(field: HexField) -> Iterator[str]:
             yield f"{'':34}{'  ' * field.depth}... {len(field.data) - at} bytes more"
             return
         name = field.name if number == 0 else ""
-        value = text_of(data) if is_text else _short(field) if number == 0 else ""
+        # a moment without the number, which the bytes show
+        whole = field.value.rpartition(": ")[2] if field.name in _MOMENTS else field.value
+        value = text_of(data) if is_text else whole if number == 0 else ""
         words = f"{'  ' * field.depth}{name:<{20 - 2 * field.depth}} {value}".rstrip()
         yield f"{place}{field.at + at:08x}  {data.hex(' '):<23} {words}"
-
-
-def _short(field: HexField) -> str:
-    """Format a moment without the number, which the bytes show."""
-    return field.value.rpartition(": ")[2] if field.name in _MOMENTS else field.value
 
 
 def _batch_line(row: BatchRow) -> str:
@@ -399,8 +396,9 @@ def _record_line(row: RecordRow, *, with_data: bool) -> str:
 
 def _entry_line(row: Mapping[str, object]) -> str:
     """``offset: 5 position: 4096``"""
-    texts = {name: _optional(value) if name in _OPTIONAL else value for name, value in row.items()}
-    return " ".join(f"{name}: {_shown(value)}" for name, value in texts.items() if value is not None)
+    optional = {name: row[name] for name in _OPTIONAL & row.keys()}
+    texts = {name: "OptionalLong.empty" if at is None else f"OptionalLong[{at}]" for name, at in optional.items()}
+    return " ".join(f"{name}: {_shown(value)}" for name, value in {**row, **texts}.items() if value is not None)
 
 
 def _shown(value: object) -> str:
@@ -410,10 +408,6 @@ def _shown(value: object) -> str:
     if isinstance(value, dict) and set(value) == {"base64"}:
         return f"base64:{value['base64']}"
     return msgspec.json.encode(value).decode()
-
-
-def _optional(value: object) -> str:
-    return "OptionalLong.empty" if value is None else f"OptionalLong[{value}]"
 
 
 def _plain(value: object) -> Plain:
