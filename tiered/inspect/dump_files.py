@@ -20,7 +20,7 @@ from local.errors import Corrupt, InvalidRequest
 from local.format.columns import joined_tables
 from local.index import offset_index, time_index, txn_index
 from local.log.checkpoints import parse_entries
-from local.log.producer_state import decode_snapshot
+from local.log.producer_state import decode_snapshot, sequence_before
 from local.records.batch_runs import BatchRuns
 from local.verify.findings import Finding
 from local.verify.index_checks import check_offset_index, check_time_index, without_zeros
@@ -212,7 +212,7 @@ def _producers(data: bytes, path: str) -> Section:
     """
     rows = []
     for each in decode_snapshot(data, path=path):
-        first = (each.last_sequence - each.offset_delta) % (1 << 31) if each.last_sequence >= 0 else -1
+        first = sequence_before(each.last_sequence, each.offset_delta) if each.last_sequence >= 0 else -1
         has_batch = each.last_offset >= 0
         rows.append(
             ProducerEntry(

@@ -28,6 +28,7 @@ from local.errors import Corrupt, InvalidRequest
 from local.format.batch_header import CODEC_BITS
 from local.format.columns import BatchTable, Columns
 from local.format.compression import Codec
+from local.log.producer_state import sequence_after
 from local.names import TopicPartition
 from local.records.batch_runs import DISORDER, BatchRuns, Run
 from tiered.inspect.dump_sources import FileSource, StoredSegment
@@ -35,7 +36,6 @@ from tiered.inspect.hex_fields import HexField, batch_fields
 
 NOWHERE = TopicPartition("-", 0)
 PAIRS_MAX = 10
-SEQUENCE_MAX = 2**31 - 1
 _CONTROL_TYPES = (
     "ABORT",
     "COMMIT",
@@ -91,11 +91,10 @@ DECODERS: dict[str, Decoder] = {
     "float": _number(">f"),
     "double": _number(">d"),
 }
-ENCODINGS = ("utf8", "base64", "hex")
 
 
 def encode(text: str, encoding: str) -> bytes:
-    """Encode `text` by one of ENCODINGS. Raises InvalidRequest."""
+    """Encode `text`, which is ``hex``, ``base64`` or ``utf8``. Raises InvalidRequest."""
     try:
         if encoding == "hex":
             return bytes.fromhex(text)
@@ -190,7 +189,7 @@ def decode_coordinator(read: DecodeRecord) -> DecodeRecord:
 
 def sequence_of(base_sequence: int, delta: int) -> int:
     """Return a record's sequence number; -1 without a producer. After 2^31-1 comes 0."""
-    return -1 if base_sequence < 0 else (base_sequence + delta) % (SEQUENCE_MAX + 1)
+    return -1 if base_sequence < 0 else sequence_after(base_sequence, delta)
 
 
 def _batch_row(table: BatchTable, row: int, position: int | None, *, is_valid: bool = True) -> BatchRow:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from local.errors import NotFound
@@ -33,7 +34,6 @@ from remote.manifest.manifest import Manifest, PageEntry, PendingDelete
 from remote.manifest.manifest_changes import objects_of
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.segment_entry import SegmentEntry, SegmentState
-from remote.store import ObjectStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,13 +85,11 @@ class TableOptions:
     now_ms: int
 
 
-def segment_rows(store: ObjectStore, name: RemotePartitionName, options: TableOptions) -> Iterator[Row]:
-    """Yield the rows of one partition from its newest manifest. Raises the errors of manifests and pages."""
-    yield from rows_in(MetadataLog(store, name.prefix), name, options)
+def segment_rows(log: MetadataLog, name: RemotePartitionName, options: TableOptions) -> Iterator[Row]:
+    """Yield the rows of one partition from its newest manifest. Raises the errors of manifests and pages.
 
-
-def rows_in(log: MetadataLog, name: RemotePartitionName, options: TableOptions) -> Iterator[Row]:
-    """Yield rows as `segment_rows`; those of an external layout have no record counts."""
+    Rows of an external layout have no record counts.
+    """
     manifest = log.refresh()
     # A list: if a page is deleted during the listing, the newest manifest is read again before any row is yielded.
     yield from log.ask(manifest, lambda index: list(_rows_of(index, name, options)))
@@ -102,13 +100,7 @@ def record_batches(rows: Iterator[Row], names: tuple[str, ...]) -> Iterator[pa.R
     import pyarrow as pa
 
     schema = pa.schema([(name, arrow_types()[name]) for name in names])
-    batch: list[Row] = []
-    for row in rows:
-        batch.append(row)
-        if len(batch) == BATCH_ROWS:
-            yield pa.RecordBatch.from_pylist(batch, schema=schema)
-            batch = []
-    if batch:
+    while batch := list(islice(rows, BATCH_ROWS)):
         yield pa.RecordBatch.from_pylist(batch, schema=schema)
 
 

@@ -21,6 +21,7 @@ from manager_world import DAY, NOW, send, settle
 from local.names import TopicPartition, parse_partition_directory
 from remote.manifest import commit_protocol
 from remote.manifest.catalog import list_partitions
+from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import disable_tier
 from remote.manifest.page_out import PageRule
 from remote.store.open_store import open_store
@@ -362,7 +363,7 @@ def _bucket_alone(home: Path, tell: Tell) -> None:
     store = keyed_store(open_store((home / "bucket").as_uri()), None)
     sums: dict[str, Counter[str]] = defaultdict(Counter)
     for name in list_partitions(store):
-        for row in segment_rows(store, name, TableOptions(now_ms=LATER)):
+        for row in segment_rows(MetadataLog(store, name.prefix), name, TableOptions(now_ms=LATER)):
             size = int(str(row["stored_bytes"])) + int(str(row["indexes_bytes"] or 0))
             place = "dropped (deleted)" if row["topic_deleted"] else name.topic
             sums[place]["objects_bytes"] += size

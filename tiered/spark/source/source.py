@@ -178,15 +178,17 @@ def partition_rows(
     """The rows of one partition; `layout` None is our own."""
     from remote.cache.chunk_cache import ChunkCache
     from remote.external.external_layout import ExternalName
-    from tiered.inspect.segment_table import rows_in, segment_rows
+    from remote.manifest.commit_protocol import MetadataLog
+    from tiered.inspect.segment_table import segment_rows
     from tiered.read.external_partition import external_source
 
+    log = None
     if layout is None:
-        return segment_rows(store, name, table)
-    assert isinstance(name, ExternalName), "a layout gives names of its own"
-    source = external_source(store, layout, name, ChunkCache(0))
-    assert source.metadata is not None, "a source of a bucket has a chain"
-    return rows_in(source.metadata, name, table)
+        log = MetadataLog(store, name.prefix)
+    elif isinstance(name, ExternalName):
+        log = external_source(store, layout, name, ChunkCache(0)).metadata
+    assert log is not None, "a source of a bucket has a chain, and a layout names of its own"
+    return segment_rows(log, name, table)
 
 
 def read_arrow(

@@ -134,7 +134,7 @@ READERS = {
     "head": lambda store, name: RemoteLog(store).manifest(NAME),
     "refresh": lambda store, name: MetadataLog(store, name.prefix).refresh(),
     "spark": lambda store, name: plan_read(store, parse_options({"path": "memory://b", "subscribe": "t"}), now_ms=NOW),
-    "segments": lambda store, name: list(segment_rows(store, name, TableOptions(now_ms=NOW))),
+    "segments": lambda store, name: list(segment_rows(MetadataLog(store, name.prefix), name, TableOptions(now_ms=NOW))),
     "restore": lambda store, name: plan_restore(store, [name], RestoreWish(kept=LocalSegments.ALL), now_ms=NOW),
     "orphans": lambda store, name: find_orphans(store, name.prefix, MetadataLog(store, name.prefix), now_ms=NOW),
 }

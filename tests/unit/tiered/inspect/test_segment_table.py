@@ -10,6 +10,7 @@ from policies.cost.storage_cost import early_deletion, monthly_storage
 from remote.keys import MANIFESTS
 from remote.manifest import commit_protocol
 from remote.manifest.catalog import list_partitions
+from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.page_out import PageRule
 from tiered.cost.topic_cost import all_entries
 from tiered.inspect.segment_table import COLUMNS, TableOptions, arrow_types, record_batches, segment_rows
@@ -26,7 +27,11 @@ def world(monkeypatch):
 
 
 def table(world):
-    return [row for name in list_partitions(world.store) for row in segment_rows(world.store, name, OPTIONS)]
+    return [
+        row
+        for name in list_partitions(world.store)
+        for row in segment_rows(MetadataLog(world.store, name.prefix), name, OPTIONS)
+    ]
 
 
 def filled(world, count=600, storage_class="STANDARD", **properties):
