@@ -19,7 +19,7 @@ from local.format.compression import zstd_frame_header
 from local.format.crc32c import crc32c
 from local.names import LOG, OFFSET_INDEX, TopicPartition, parse_partition_directory, segment_file
 from local.records.batch_runs import BatchRuns
-from local.storage import DiskStorage, Storage, StorageFile, join, parent
+from local.storage import DiskStorage, StorageFile, join, parent
 from remote.keys import (
     ENCRYPTED_SUFFIX,
     INDEXES_SUFFIX,
@@ -54,6 +54,7 @@ _OBJECT = re.compile(r"(?:.*/)?(?=(?:data|view/[^/]+)/[^/]+\Z)")
 HEADER_BYTES_MAX = 18
 _ZSTD_MAGIC = bytes.fromhex("28b52ffd")
 _REPEATED, _RESERVED = 1, 3
+_DISK = DiskStorage()
 
 
 class Kind(Enum):
@@ -101,7 +102,6 @@ class FileSource:
     store: ObjectStore | None
     key: str
     _file: StorageFile | None = None
-    _storage: Storage | None = None
 
     @property
     def is_object(self) -> bool:
@@ -144,30 +144,26 @@ class FileSource:
 
     def sibling(self, suffix: str) -> FileSource | None:
         """Open the file of the same segment with another suffix; None if missing, or for an object."""
-        if self._storage is None:
+        if self.store is not None:
             return None
         stem = self.place
         for each in _ON_ITS_WAY:
             stem = stem.removesuffix(each)
         path = stem.rpartition(".")[0] + suffix
-        return open_file(path, self._storage) if self._storage.exists(path) else None
+        return open_file(path) if _DISK.exists(path) else None
 
-    def beside(self, name: str) -> bytes | None:
+    def read_other(self, name: str) -> bytes | None:
         """Read the whole file or object `name` in the same directory; None if there is none."""
-        if self.store is not None:
-            try:
-                return self.store.get(self.key.rpartition("/")[0] + "/" + name if "/" in self.key else name)
-            except NotFound:
-                return None
-        assert self._storage is not None, "a source is a file or an object"
-        path = self.place.rpartition("/")[0] + "/" + name if "/" in self.place else name
-        return self._storage.read(path) if self._storage.exists(path) else None
+        directory, slash, _ = (self.place if self.store is None else self.key).rpartition("/")
+        with suppress(NotFound):
+            return (_DISK.read if self.store is None else self.store.get)(f"{directory}{slash}{name}")
+        return None
 
     def neighbours(self) -> list[int]:
         """Return the base offsets of all segments in the same directory, including this one."""
-        if self._storage is None:
+        if self.store is not None:
             return []
-        found = (names.parse_segment_file(name) for name in self._storage.list(parent(self.place)))
+        found = (names.parse_segment_file(name) for name in _DISK.list(parent(self.place)))
         return sorted(base for base, suffix in filter(None, found) if suffix == names.LOG)
 
     def close(self) -> None:
@@ -175,13 +171,12 @@ class FileSource:
             self._file.close()
 
 
-def open_file(path: str, storage: Storage | None = None) -> FileSource:
+def open_file(path: str) -> FileSource:
     """Open a file on disk; the caller closes it. Raises NotFound."""
-    disk = storage or DiskStorage()
-    if disk.is_directory(path) or not disk.exists(path):
+    if _DISK.is_directory(path) or not _DISK.exists(path):
         raise NotFound("the file to dump does not exist", path=path)
-    file = disk.open_reader(path)
-    return FileSource(path, file.size(), None, "", file, disk)
+    file = _DISK.open_reader(path)
+    return FileSource(path, file.size(), None, "", file)
 
 
 def open_object(store: ObjectStore, key: str) -> FileSource:
@@ -311,7 +306,7 @@ def open_stored(source: FileSource, keys: KeyRing) -> StoredSegment:
     """
     cipher = _cipher(source, keys) if is_encrypted(source.place) else None
     name = stem_of(source.place) + INDEXES_SUFFIX
-    body = source.beside(name)
+    body = source.read_other(name)
     if body is None and cipher is not None:
         raise NotFound(
             "cannot dump an encrypted segment, its index bundle is not in the same directory", object=source.place

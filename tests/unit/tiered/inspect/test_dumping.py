@@ -301,6 +301,8 @@ def test_undecodable_records_are_reported_and_the_others_shown(home: Path, capfd
     assert len(run(capfd, "dump", str(path), "-o", "jsonl", code=Exit.CORRUPTION).splitlines()) == 15
     text = run(capfd, "dump", str(path), "--deep", code=Exit.CORRUPTION)
     assert (text.count("baseOffset"), text.count("\n| ")) == (6, 15)
+    (row,) = dump_of(path, Filter(key=b"no such key")).batches()
+    assert row.base_offset == BASE + 6, "a batch that may have a matching record must be shown"
 
 
 def test_torn_tail_is_a_finding_with_the_number_of_its_bytes(segment: Path, capfd) -> None:
