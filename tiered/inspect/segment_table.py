@@ -38,41 +38,16 @@ from remote.segment_entry import SegmentEntry, SegmentState
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Spark's names of the types.
-COLUMNS = {
-    "topic": "string",
-    "topic_id": "string",
-    "partition": "int",
-    "kind": "string",
-    "view": "string",
-    "state": "string",
-    "is_readable": "boolean",
-    "base_offset": "bigint",
-    "next_offset": "bigint",
-    "record_count": "bigint",
-    "size_bytes": "bigint",
-    "stored_bytes": "bigint",
-    "indexes_bytes": "bigint",
-    "min_timestamp": "timestamp",
-    "max_timestamp": "timestamp",
-    "committed": "timestamp",
-    "unlinked": "timestamp",
-    "epochs": "array<struct<epoch:int,start_offset:bigint>>",
-    "codec": "string",
-    "key_id": "string",
-    "storage_class": "string",
-    "cleaned_through": "bigint",
-    "ulid": "string",
-    "data_key": "string",
-    "indexes_key": "string",
-    "head_sequence": "bigint",
-    "head_epoch": "int",
-    "log_start_offset": "bigint",
-    "topic_deleted": "timestamp",
-    "dollars_per_month": "double",
-    "dollars_to_read": "double",
-    "dollars_to_delete_now": "double",
-}
+SCHEMA = (  # as Spark's DDL
+    "topic string, topic_id string, partition int, kind string, view string, state string, is_readable boolean, "
+    "base_offset bigint, next_offset bigint, record_count bigint, size_bytes bigint, stored_bytes bigint, "
+    "indexes_bytes bigint, min_timestamp timestamp, max_timestamp timestamp, committed timestamp, unlinked timestamp, "
+    "epochs array<struct<epoch:int,start_offset:bigint>>, codec string, key_id string, storage_class string, "
+    "cleaned_through bigint, ulid string, data_key string, indexes_key string, head_sequence bigint, head_epoch int, "
+    "log_start_offset bigint, topic_deleted timestamp, dollars_per_month double, dollars_to_read double, "
+    "dollars_to_delete_now double"
+)
+COLUMNS = dict(column.split(" ") for column in SCHEMA.split(", "))
 BATCH_ROWS = 4096
 Row = dict[str, object]
 

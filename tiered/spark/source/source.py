@@ -25,6 +25,7 @@ from pyspark.sql.datasource import (
 from local.errors import InvalidRequest
 from remote.manifest.catalog import RemotePartitionName
 from tiered.inspect.segment_table import COLUMNS as SEGMENT_COLUMNS
+from tiered.inspect.segment_table import SCHEMA as SEGMENT_SCHEMA
 from tiered.inspect.segment_table import Row, TableOptions
 from tiered.spark.options import (
     ReadOptions,
@@ -135,7 +136,7 @@ class SegmentsSource(DataSource):
 
     def schema(self) -> str:
         parse_segments_options(self.options)
-        return ", ".join(f"{name} {kind}" for name, kind in SEGMENT_COLUMNS.items())
+        return SEGMENT_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return SegmentsReader(parse_segments_options(self.options), chosen_columns(schema, SEGMENT_COLUMNS))
