@@ -347,12 +347,12 @@ class RemoteAppend:
             self._session.say(f"appended by an earlier command: records={count}; waiting for the bucket")
         return shares
 
-    def wait(self, shares: Sequence[Share], stop: Stop) -> bool:
-        """Wait until the bucket holds the records; False on a stop. Raises the problem that prevents it."""
+    def wait(self, shares: Sequence[Share], stop: Stop) -> None:
+        """Wait until the bucket holds the records, or for a stop. Raises the problem that prevents it."""
         from tiered.manager.remote_acks import wait_for_bucket
 
         if not shares:
-            return True
+            return
         self._manager.flush()
         self._note(shares)
         try:
@@ -362,7 +362,7 @@ class RemoteAppend:
                     self._manager,
                     {each.name: each.next_offset for each in shares},
                     clock=now_ms,
-                    pause=lambda seconds: stop.wait(seconds),
+                    pause=stop.wait,
                     timeout_ms=self._timeout_ms,
                     should_stop=lambda: stop.is_set,
                     waiting=self._print_waiting,
@@ -372,12 +372,11 @@ class RemoteAppend:
             raise
         if acked is None:
             self._session.say(self._not_in_bucket())
-            return False
+            return
         if self._key is not None:
             self._marks.forget(self._key)
         ranges = ", ".join(f"{name} up to {upto:,}" for name, upto in sorted(acked.held_upto.items()))
         self._session.say(f"in the bucket: {ranges}")
-        return True
 
     def _note(self, shares: Sequence[Share]) -> None:
         """Save the mark. After a failure the command still waits: the records are appended."""
