@@ -54,13 +54,21 @@ def advise(cleaner: CleanerFacts, logs: Sequence[LogFacts], runs: Sequence[Clean
     """Return all advice, about the whole cleaner first. `logs` are compacted; `runs` are oldest first."""
     names = {each.log.partition for each in logs}
     runs = [run for run in runs if run.name in names]
-    found = [*full_buffers(cleaner, runs), *too_slow(cleaner, runs)]
+    found = [*_full_buffers(cleaner, runs), *_too_slow(cleaner, runs)]
     for facts in logs:
-        found += [*never_due(facts), *held_by_a_transaction(facts), *never_rolls(facts), *idle_passes(facts, runs)]
+        own = [run for run in runs if run.name == facts.log.partition and run.error is None]
+        for rule, setting, text in (
+            ("never-cleanable", "min.compaction.lag.ms", _never_due(facts.rules)),
+            ("held-by-transaction", None, _held_by_a_transaction(facts.held_from)),
+            ("never-rolls", "max.compaction.lag.ms", _never_rolls(facts)),
+            ("idle-passes", "max.compaction.lag.ms", _idle_passes(facts.rules.max_compaction_lag_ms, own[-RUNS_MIN:])),
+        ):
+            if text is not None:
+                found.append(Advice(rule=rule, partition=facts.log.partition, setting=setting, text=text))
     return found
 
 
-def full_buffers(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> Iterator[Advice]:
+def _full_buffers(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> Iterator[Advice]:
     """Find dirty sections that took several passes, because the offset map had no room for all keys."""
     found = {name: _cut_runs(name, cleaner, runs) for name in _names(runs)}
     cut = {name: some for name, some in found.items() if some}
@@ -69,16 +77,12 @@ def full_buffers(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> Iterator
     worst = max((each for some in cut.values() for each in some), key=len)
     passes, keys = len(worst), sum(run.distinct_keys for run in worst)
     enough = max(2, passes) * cleaner.buffer_bytes * cleaner.threads
-    yield Advice(
-        rule="full-buffer",
-        partition=worst[0].name,
-        setting="log.cleaner.dedupe.buffer.size",
-        text=(
-            f"{counted(len(cut), 'log')} needed several passes for one dirty part, {worst[0].name} "
-            f"{('at least ' if worst[-1].is_cut else '')}{passes}, because {keys} keys did not fit in "
-            f"a buffer of {cleaner.buffer_bytes} bytes; give the buffer at least {enough}"
-        ),
+    text = (
+        f"{counted(len(cut), 'log')} needed several passes for one dirty part, {worst[0].name} "
+        f"{('at least ' if worst[-1].is_cut else '')}{passes}, because {keys} keys did not fit in a buffer of "
+        f"{cleaner.buffer_bytes} bytes; give the buffer at least {enough}"
     )
+    yield Advice(rule="full-buffer", partition=worst[0].name, setting="log.cleaner.dedupe.buffer.size", text=text)
 
 
 def _cut_runs(name: TopicPartition, cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[list[CleaningRun]]:
@@ -95,7 +99,7 @@ def _cut_runs(name: TopicPartition, cleaner: CleanerFacts, runs: Sequence[Cleani
     return found
 
 
-def too_slow(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> Iterator[Advice]:
+def _too_slow(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> Iterator[Advice]:
     """Find threads that clean nearly all the time. More threads do not help a single busy log."""
     done = [run for run in runs if run.error is None]
     span_ms = _span_ms(done)
@@ -128,79 +132,55 @@ def _one_log_too_slow(name: TopicPartition, done: Sequence[CleaningRun], cleaner
         return
     appended = sum(run.indexed_bytes for run in own[1:]) * 1000 / max(1, own[-1].at_ms - own[0].at_ms)
     cleaned = sum(run.indexed_bytes for run in own) / max(seconds, 1e-9)
-    yield Advice(
-        rule="log-outruns-its-thread",
-        partition=name,
-        setting="min.cleanable.dirty.ratio",
-        text=(
-            f"{appended / 2**20:.2f} MB/s of dirty data arrive, a pass cleans {cleaned / 2**20:.2f} "
-            "MB/s, and a log has one thread; clean less often (a higher ratio), or give the topic "
-            "more partitions"
-        ),
+    text = (
+        f"{appended / 2**20:.2f} MB/s of dirty data arrive, a pass cleans {cleaned / 2**20:.2f} MB/s, and a log has "
+        "one thread; clean less often (a higher ratio), or give the topic more partitions"
     )
+    yield Advice(rule="log-outruns-its-thread", partition=name, setting="min.cleanable.dirty.ratio", text=text)
 
 
-def never_due(facts: LogFacts) -> Iterator[Advice]:
+def _never_due(rules: PartitionRules) -> str | None:
     """Find a topic whose retention deletes records before the cleaner may clean them."""
-    rules = facts.rules
     retention_ms = rules.log_limits.ms
     if retention_ms is None or rules.min_compaction_lag_ms < retention_ms:
-        return
-    yield Advice(
-        rule="never-cleanable",
-        partition=facts.log.partition,
-        setting="min.compaction.lag.ms",
-        text=(
-            f"retention.ms={format_ms(retention_ms)} expires records before "
-            f"min.compaction.lag.ms={format_ms(rules.min_compaction_lag_ms)} allows their compaction: "
-            "the cleaner never compacts the topic"
-        ),
+        return None
+    return (
+        f"retention.ms={format_ms(retention_ms)} expires records before "
+        f"min.compaction.lag.ms={format_ms(rules.min_compaction_lag_ms)} allows their compaction: "
+        "the cleaner never compacts the topic"
     )
 
 
-def held_by_a_transaction(facts: LogFacts) -> Iterator[Advice]:
+def _held_by_a_transaction(held_from: int | None) -> str | None:
     """Find an open transaction in the first dirty segment: it prevents cleaning of all later records."""
-    if facts.held_from is None:
-        return
-    yield Advice(
-        rule="held-by-transaction",
-        partition=facts.log.partition,
-        setting=None,
-        text=(
-            f"a transaction that is open since offset {facts.held_from} prevents the cleaning of all "
-            "later records; abort it"
-        ),
-    )
+    if held_from is None:
+        return None
+    open_since = f"a transaction that is open since offset {held_from}"
+    return f"{open_since} prevents the cleaning of all later records; abort it"
 
 
-def never_rolls(facts: LogFacts) -> Iterator[Advice]:
+def _never_rolls(facts: LogFacts) -> str | None:
     """Find an idle log with all uncleaned records in the active segment."""
     rules = facts.rules
     is_stuck = facts.closed_bytes == 0 and facts.active_bytes > 0 and facts.quiet_ms >= DAY_MS
     if not is_stuck or rules.segment_ms <= facts.quiet_ms:
-        return
-    yield Advice(
-        rule="never-rolls",
-        partition=facts.log.partition,
-        setting="max.compaction.lag.ms",
-        text=f"all {facts.active_bytes} bytes are in the active segment, nothing was appended for "
+        return None
+    return (
+        f"all {facts.active_bytes} bytes are in the active segment, nothing was appended for "
         f"{format_ms(facts.quiet_ms)}, and segment.ms={format_ms(rules.segment_ms)} rolls it later still: nothing "
-        "is cleaned until then; lower segment.ms or max.compaction.lag.ms, or run 'tiered compact --roll'",
+        "is cleaned until then; lower segment.ms or max.compaction.lag.ms, or run 'tiered compact --roll'"
     )
 
 
-def idle_passes(facts: LogFacts, runs: Sequence[CleaningRun]) -> Iterator[Advice]:
+def _idle_passes(lag_ms: int | None, runs: Sequence[CleaningRun]) -> str | None:
     """Find passes forced by `max.compaction.lag.ms` that gained almost nothing and delay other logs."""
-    lag_ms = facts.rules.max_compaction_lag_ms
-    own = [run for run in runs if run.name == facts.log.partition and run.error is None][-RUNS_MIN:]
-    if lag_ms is None or len(own) < RUNS_MIN or any(run.delay_ms == 0 or run.size_reduction >= GAIN_MIN for run in own):
-        return
-    yield Advice(
-        rule="idle-passes",
-        partition=facts.log.partition,
-        setting="max.compaction.lag.ms",
-        text=f"max.compaction.lag.ms={format_ms(lag_ms)} forced the last {RUNS_MIN} passes, which made the log "
-        f"less than {GAIN_MIN:.0%} smaller; raise it for this topic",
+    if lag_ms is None or len(runs) < RUNS_MIN:
+        return None
+    if any(run.delay_ms == 0 or run.size_reduction >= GAIN_MIN for run in runs):
+        return None
+    return (
+        f"max.compaction.lag.ms={format_ms(lag_ms)} forced the last {RUNS_MIN} passes, which made the log "
+        f"less than {GAIN_MIN:.0%} smaller; raise it for this topic"
     )
 
 

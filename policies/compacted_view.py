@@ -56,7 +56,10 @@ def view_backlog(snapshot: PartitionSnapshot, name: str = DEFAULT_VIEW) -> ViewB
     gap = view.gap(start) if view is not None and is_built else None
     begin = max(view.horizon_offset, start) if view is not None and is_built else start
     if snapshot.keeps_views_on_disk:
-        end, size_bytes = max(begin, snapshot.stable_offset), _local_bytes(snapshot, begin)
+        end, active = max(begin, snapshot.stable_offset), snapshot.active
+        size_bytes = sum(each.size_bytes for each in snapshot.closed if each.next_offset > begin)
+        # The active segment counts wholly or not at all: it grows.
+        size_bytes += active.size_bytes if active is not None and begin <= active.base_offset else 0
     else:
         end = max(begin, min(snapshot.remote_next_offset or 0, snapshot.stable_offset))
         size_bytes = sum(page.size_bytes for page in snapshot.pages if page.next_offset > begin)
@@ -64,27 +67,19 @@ def view_backlog(snapshot: PartitionSnapshot, name: str = DEFAULT_VIEW) -> ViewB
     return ViewBacklog(is_built=is_built, from_offset=begin, upto_offset=end, size_bytes=size_bytes, gap=gap)
 
 
-def _local_bytes(snapshot: PartitionSnapshot, begin: int) -> int:
-    """Size of the local segments beyond `begin`. The active one counts wholly or not at all: it grows."""
-    active = snapshot.active
-    size_bytes = sum(each.size_bytes for each in snapshot.closed if each.next_offset > begin)
-    return size_bytes + (active.size_bytes if active is not None and begin <= active.base_offset else 0)
-
-
 def view_builds(snapshot: PartitionSnapshot, expired: Sequence[ExpireRemote | DropLocal]) -> list[BuildView]:
     """Return at most one run, of the view with the threshold. `expired` are the expiries of the same plan."""
     threshold = snapshot.rules.view_threshold_bytes
-    if threshold is None or not _may_build(snapshot) or _is_waiting(snapshot):
+    if threshold is None or not _may_build(snapshot):
         return []
     backlog = view_backlog(snapshot)
     if backlog.is_empty or backlog.gap is not None:
         return []
-    reason = None
     if backlog.size_bytes > threshold:
         reason = f"{backlog.size_bytes} bytes above the end of the view, compaction.view.threshold={threshold}"
     elif any(one.next_offset > backlog.from_offset for one in expired):
         reason = f"retention would expire records that the view has not included, from offset {backlog.from_offset}"
-    if reason is None:
+    else:
         return []
     return [
         BuildView(
@@ -116,13 +111,10 @@ def held_from(snapshot: PartitionSnapshot, builds: Sequence[BuildView] = ()) -> 
 
 
 def _may_build(snapshot: PartitionSnapshot) -> bool:
-    if are_uploads_held(snapshot):
+    view = find_view(snapshot.all_views, DEFAULT_VIEW)
+    failure = view.failure if view is not None else None
+    is_waiting = failure is not None and 0 <= snapshot.now_ms - failure.failed_ms < RETRY_MS
+    if is_waiting or are_uploads_held(snapshot):
         return False
     is_ending = snapshot.rules.gives_up_remote or snapshot.tier_disabled
     return snapshot.keeps_views_on_disk or (snapshot.is_tiered and not is_ending)
-
-
-def _is_waiting(snapshot: PartitionSnapshot) -> bool:
-    view = find_view(snapshot.all_views, DEFAULT_VIEW)
-    failure = view.failure if view is not None else None
-    return failure is not None and 0 <= snapshot.now_ms - failure.failed_ms < RETRY_MS

@@ -55,8 +55,7 @@ from operator import attrgetter
 
 from local.facts import SegmentInfo
 from local.names import TopicPartition
-from policies.decisions import AdvanceCleanedOffset, CleanLog, ReplaceRemote
-from policies.deferrals import Action, Code, Deferral, put_off
+from policies.decisions import Action, AdvanceCleanedOffset, CleanLog, Code, Deferral, ReplaceRemote, put_off
 from policies.formatting import format_ms
 from policies.snapshot import PartitionSnapshot
 from remote.manifest.view import tombstone_bound
@@ -74,7 +73,6 @@ class LogToClean:
     | `cleanable_bytes` | a segment that contains the checkpoint counts once, here |
     | `delay_ms` | time since the oldest dirty record passed `max.compaction.lag.ms`; 0 before |
     | `is_unfinished` | an earlier pass removed records because of newer ones that are still dirty |
-    | `is_misplaced` | the checkpoint is outside the log and must be rewritten even if nothing is cleaned |
     """
 
     partition: TopicPartition
@@ -85,7 +83,6 @@ class LogToClean:
     uncleanable_bytes: int
     min_dirty_ratio: float
     delay_ms: int
-    is_misplaced: bool
     is_unfinished: bool = False
 
     @property
@@ -125,7 +122,6 @@ def log_to_clean(snapshot: PartitionSnapshot) -> LogToClean:
         min_dirty_ratio=snapshot.rules.min_cleanable_dirty_ratio,
         delay_ms=_delay_ms(snapshot, dirty_from),
         is_unfinished=snapshot.cleaner_reach > dirty_from,
-        is_misplaced=snapshot.cleaner_offset is not None and snapshot.cleaner_offset != dirty_from,
     )
 
 
@@ -137,16 +133,7 @@ def cleanings(snapshot: PartitionSnapshot) -> list[CleanLog]:
     if not snapshot.rules.cleanup_compact or snapshot.copying or not snapshot.may_clean:
         return []
     log = log_to_clean(snapshot)
-    if not log.is_eligible:
-        return []
-    return [
-        CleanLog(
-            first_dirty_offset=log.first_dirty_offset,
-            upto_offset=log.first_uncleanable_offset,
-            size_bytes=log.cleanable_bytes,
-            reason=_reason(log, snapshot.rules.max_compaction_lag_ms),
-        )
-    ]
+    return [_cleaning(log, _reason(log, snapshot.rules.max_compaction_lag_ms))] if log.is_eligible else []
 
 
 def cleaning_deferrals(snapshot: PartitionSnapshot) -> list[Deferral]:
@@ -155,28 +142,27 @@ def cleaning_deferrals(snapshot: PartitionSnapshot) -> list[Deferral]:
         return []
     log, planned = log_to_clean(snapshot), {each.upto_offset for each in cleanings(snapshot)}
     dirty = _dirty_closed(snapshot, log.first_dirty_offset)
-    left = [each for each in dirty if not planned or each.next_offset > max(planned)]
-    return [_cleaning_deferral(snapshot, log, each) for each in left if not each.is_empty]
+    waiting = [each for each in dirty if not planned or each.next_offset > max(planned)]
+    return [_cleaning_deferral(snapshot, log, each) for each in waiting if not each.is_empty]
 
 
 def _cleaning_deferral(snapshot: PartitionSnapshot, log: LogToClean, segment: SegmentInfo) -> Deferral:
-    rules = snapshot.rules
+    lag_ms, until_ms = snapshot.rules.min_compaction_lag_ms, None
     if segment.next_offset > snapshot.stable_offset:
-        why = f"a transaction is open from offset {snapshot.stable_offset}"
-        return put_off(Action.CLEAN, segment, Code.OPEN_TRANSACTION, why)
-    if _is_too_young(snapshot, segment):
-        why = f"min.compaction.lag.ms={format_ms(rules.min_compaction_lag_ms)} has not passed"
-        until_ms = segment.age_timestamp_ms + rules.min_compaction_lag_ms
-        return put_off(Action.CLEAN, segment, Code.COMPACTION_LAG, why, until_ms)
-    if segment.next_offset > log.first_uncleanable_offset:
-        return put_off(Action.CLEAN, segment, Code.ORDER, "an earlier segment waits")
-    if snapshot.copying:
-        return put_off(Action.CLEAN, segment, Code.COPYING, "a copy of this log is in progress")
-    if not snapshot.may_clean:
-        why = "cleaning of this log is paused, see compaction status"
-        return put_off(Action.CLEAN, segment, Code.CLEANER_HELD, why)
-    why = f"dirty share {log.dirty_ratio:.2f}, min.cleanable.dirty.ratio={log.min_dirty_ratio}"
-    return put_off(Action.CLEAN, segment, Code.DIRTY_RATIO, why, _overdue_from_ms(snapshot, log.first_dirty_offset))
+        code, why = Code.OPEN_TRANSACTION, f"a transaction is open from offset {snapshot.stable_offset}"
+    elif _is_too_young(snapshot, segment):
+        code, why = Code.COMPACTION_LAG, f"min.compaction.lag.ms={format_ms(lag_ms)} has not passed"
+        until_ms = segment.age_timestamp_ms + lag_ms
+    elif segment.next_offset > log.first_uncleanable_offset:
+        code, why = Code.ORDER, "an earlier segment waits"
+    elif snapshot.copying:
+        code, why = Code.COPYING, "a copy of this log is in progress"
+    elif not snapshot.may_clean:
+        code, why = Code.CLEANER_HELD, "cleaning of this log is paused, see compaction status"
+    else:
+        why = f"dirty share {log.dirty_ratio:.2f}, min.cleanable.dirty.ratio={log.min_dirty_ratio}"
+        code, until_ms = Code.DIRTY_RATIO, _overdue_from_ms(snapshot, log.first_dirty_offset)
+    return put_off(Action.CLEAN, segment, code, why, until_ms)
 
 
 def forced_cleaning(snapshot: PartitionSnapshot) -> CleanLog | None:
@@ -184,13 +170,15 @@ def forced_cleaning(snapshot: PartitionSnapshot) -> CleanLog | None:
     if not snapshot.rules.cleanup_compact or snapshot.copying:
         return None
     log = log_to_clean(snapshot)
-    if log.cleanable_bytes == 0:
-        return None
+    return _cleaning(log, "requested") if log.cleanable_bytes else None
+
+
+def _cleaning(log: LogToClean, reason: str) -> CleanLog:
     return CleanLog(
         first_dirty_offset=log.first_dirty_offset,
         upto_offset=log.first_uncleanable_offset,
         size_bytes=log.cleanable_bytes,
-        reason="requested",
+        reason=reason,
     )
 
 
@@ -312,24 +300,9 @@ def _decided(
     ulids = tuple(entry.ulid for entry in entries)
     rules = snapshot.rules
     if saved_bytes >= max(rules.recompaction_min_reduction * remote_bytes, rules.recompaction_min_saved_bytes, 1):
-        return [
-            ReplaceRemote(
-                base_offset=segment.base_offset,
-                next_offset=segment.next_offset,
-                ulids=ulids,
-                size_bytes=segment.size_bytes,
-                remote_bytes=remote_bytes,
-                reason=f"cleaned again, {saved_bytes} of {remote_bytes} bytes less",
-            )
-        ]
+        reason = f"cleaned again, {saved_bytes} of {remote_bytes} bytes less"
+        return [ReplaceRemote.of(segment, reason, ulids=ulids, remote_bytes=remote_bytes)]
     if segment.base_offset in snapshot.shrunk or any(entry.made_by is not None for entry in entries):
         return []
-    return [
-        AdvanceCleanedOffset(
-            base_offset=segment.base_offset,
-            next_offset=segment.next_offset,
-            ulids=ulids,
-            cleaned_through=cut,
-            reason=f"cleaned again up to {cut}, there is nothing to replace",
-        )
-    ]
+    reason = f"cleaned again up to {cut}, there is nothing to replace"
+    return [AdvanceCleanedOffset.of(segment, reason, ulids=ulids, cleaned_through=cut, size_bytes=0)]

@@ -1,4 +1,4 @@
-"""The decisions that policies can make: frozen facts, each with a reason for people.
+"""The decisions that policies can make, and the actions that they put off: frozen facts, each with a reason for people.
 
 A decision names its subject: half-open offsets, the ulid of an entry, or the key of an object. `apply` skips a decision
 that the current state no longer fits. A skipped decision is always safe for the decisions before it.
@@ -8,157 +8,202 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import chain
+from typing import TYPE_CHECKING, Any, Self
 
+from local.facts import SegmentInfo
 from local.names import TopicPartition
-from policies.deferrals import Deferral
+
+if TYPE_CHECKING:
+    from remote.manifest.manifest import PageEntry
+    from remote.segment_entry import SegmentEntry
+
+
+class Action(StrEnum):
+    """The action that is put off."""
+
+    COPY = "copy"
+    CLEAN = "clean"
+    DROP = "drop"
+
+
+class Code(StrEnum):
+    """The reason for a deferral. A code is stable; its text may change."""
+
+    ACTIVE = "active"  # the segment still receives appends
+    COPY_LAG = "copy_lag"  # the segment is not due for its copy yet (`policies.tiering`)
+    PAUSED = "paused"  # uploads were paused
+    COPY_DISABLED = "copy_disabled"  # remote.log.copy.disable
+    GIVING_UP = "giving_up"  # the remote tier was switched off and is being deleted
+    OPEN_TRANSACTION = "open_transaction"  # the last stable offset is below the segment's end
+    NOT_CLEANED = "not_cleaned"  # a compacted topic copies cleaned segments only
+    CLEANING = "cleaning"  # the same plan cleans the log first
+    COPYING = "copying"  # a copy is under way
+    OVERLAP = "overlap"  # the remote tier ends inside the segment
+    ORDER = "order"  # an earlier segment is put off, and copies keep the order of offsets
+    REMOTE_UNKNOWN = "remote_unknown"  # the partition has a problem: its remote tier is unknown, or fails
+    DIRTY_RATIO = "dirty_ratio"  # min.cleanable.dirty.ratio is not exceeded
+    COMPACTION_LAG = "compaction_lag"  # min.compaction.lag.ms has not passed
+    CLEANER_HELD = "cleaner_held"  # cleaning of this log is paused, or failed a short time ago
+    NOT_COPIED = "not_copied"  # local retention would drop the segment, but the remote tier lacks some of its records
+    REPLACEMENT = "replacement"  # the segment will replace remote entries when uploads resume
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RollActive:
-    """Close the active segment and begin a new one, so that later maintenance can clean, copy or drop it."""
+class Deferral:
+    """One action on a segment or range that is put off, until `until_ms` (None: unknown)."""
 
+    action: Action
+    code: Code
     base_offset: int
+    next_offset: int
+    size_bytes: int
+    why: str
+    until_ms: int | None = None
+
+
+def put_off(action: Action, segment: SegmentInfo, code: Code, why: str, until_ms: int | None = None) -> Deferral:
+    return Deferral(
+        action=action,
+        code=code,
+        base_offset=segment.base_offset,
+        next_offset=segment.next_offset,
+        size_bytes=segment.size_bytes,
+        why=why,
+        until_ms=until_ms,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decision:
+    """`size_bytes` are the bytes that the decision concerns."""
+
     size_bytes: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CleanLog:
+class _OfRange(_Decision):
+    """A decision about one segment, entry or page, or about the entries that a segment tiles."""
+
+    base_offset: int
+    next_offset: int
+
+    @classmethod
+    def of(cls, part: SegmentInfo | SegmentEntry | PageEntry, reason: str, **fields: object) -> Self:
+        """Take offsets and size from `part`, the class's own fields from `fields`."""
+        values: dict[str, Any] = {"size_bytes": part.size_bytes, **fields}
+        return cls(base_offset=part.base_offset, next_offset=part.next_offset, reason=reason, **values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollActive(_Decision):
+    """Close the active segment and begin a new one, so that later maintenance can clean, copy or drop it."""
+
+    base_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanLog(_Decision):
     """Compact: map the keys of ``[first_dirty_offset, upto_offset)``, rewrite all segments below the end."""
 
     first_dirty_offset: int
     upto_offset: int
-    size_bytes: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopySegment:
+class CopySegment(_OfRange):
     """Upload and commit one closed segment. A failed copy ends the copies of this partition in this plan.
 
     `is_indivisible`: all such copies of one plan (a compacted topic) share one commit.
     """
 
-    base_offset: int
-    next_offset: int
-    size_bytes: int
-    reason: str
     is_indivisible: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplaceRemote:
+class ReplaceRemote(_OfRange):
     """Upload a segment that was cleaned again, in place of the entries `ulids` that it tiles exactly."""
 
-    base_offset: int
-    next_offset: int
     ulids: tuple[str, ...]
-    size_bytes: int
     remote_bytes: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdvanceCleanedOffset:
+class AdvanceCleanedOffset(_OfRange):
     """Record that unchanged entries are clean through `cleaned_through`; copies nothing."""
 
-    base_offset: int
-    next_offset: int
     ulids: tuple[str, ...]
     cleaned_through: int
-    reason: str
     size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DropLocal:
+class DropLocal(_OfRange):
     """Delete one local segment whose records are in the store or below the log start."""
-
-    base_offset: int
-    next_offset: int
-    size_bytes: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuildView:
+class BuildView(_Decision):
     """Extend a compacted view by ``[from_offset, upto_offset)``, with `accepts_loss` across lost records."""
 
     view: str
     from_offset: int
     upto_offset: int
-    size_bytes: int
-    reason: str
     accepts_loss: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdvanceLogStart:
+class AdvanceLogStart(_Decision):
     """Raise the log start of both tiers: readers lose the records below. Later decisions delete the bytes."""
 
     offset: int
-    reason: str
     size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DisableTier:
+class DisableTier(_Decision):
     """Raise the log start to `offset`, the start of the local log, and void the remote tier (KIP-950)."""
 
     offset: int
-    size_bytes: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpireRemote:
+class ExpireRemote(_OfRange):
     """Remove an entry from the manifest and list its objects as pending deletes, for the grace period."""
 
     ulid: str
-    base_offset: int
-    next_offset: int
-    size_bytes: int
     data_key: str
     indexes_key: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpirePage:
+class ExpirePage(_OfRange):
     """Remove a whole page from the manifest, unread; its entries' objects stay for the grace period."""
 
     key: str
-    base_offset: int
-    next_offset: int
-    size_bytes: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeletePending:
+class DeletePending(_Decision):
     """Delete one object that no entry has named for the grace period. The writer proves its epoch first."""
 
     key: str
-    size_bytes: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeletePage:
+class DeletePage(_Decision):
     """Delete the objects of a page's entries, then the page, a grace period after it left the manifest."""
 
     key: str
-    size_bytes: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectManifests:
+class CollectManifests(_Decision):
     """Delete old manifests, up to and including this sequence; the newest and pinned ones stay."""
 
     upto_sequence: int
-    reason: str
     size_bytes: int = 0
 
 

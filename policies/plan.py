@@ -26,16 +26,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from local.facts import SegmentInfo
 from local.names import TopicPartition
 from policies.compacted_view import held_back, view_builds
 from policies.compaction import cleaning_deferrals, cleanings, replacements
 from policies.copy_lag import are_uploads_held
 from policies.decisions import (
+    Action,
     AdvanceCleanedOffset,
     AdvanceLogStart,
     CleanLog,
+    Code,
     Decision,
+    Deferral,
     DisableTier,
     DropLocal,
     ExpirePage,
@@ -43,15 +45,17 @@ from policies.decisions import (
     Plan,
     ReplaceRemote,
     RollActive,
+    put_off,
 )
-from policies.deferrals import Action, Code, Deferral, put_off
-from policies.local_retention import drop_deferrals, local_drops, local_expirations
-from policies.remote_retention import (
+from policies.retention import (
     deletions,
+    drop_deferrals,
     expirations,
     expire_entry,
     expire_page,
     leaving,
+    local_drops,
+    local_expirations,
     manifest_collections,
     room_for_entries,
 )
@@ -98,10 +102,13 @@ def deferrals(snapshot: PartitionSnapshot, planned: Sequence[Decision]) -> list[
     is_cleaning, is_rolling = (any(isinstance(each, kind) for each in planned) for kind in (CleanLog, RollActive))
     dropping = {each.base_offset for each in planned if isinstance(each, DropLocal)}
     held = {each.base_offset for each in local_drops(snapshot)} - dropping
+    reason = Code.REPLACEMENT, "it replaces remote segments when uploads resume"
+    if snapshot.tier_disabled or snapshot.rules.gives_up_remote:
+        reason = Code.GIVING_UP, "the remote tier must be disabled first"
     return [
         *copy_deferrals(snapshot, is_cleaning=is_cleaning, is_rolling=is_rolling),
         *cleaning_deferrals(snapshot),
-        *(_held_drop(snapshot, each) for each in snapshot.closed if each.base_offset in held),
+        *(put_off(Action.DROP, each, *reason) for each in snapshot.closed if each.base_offset in held),
         *drop_deferrals(snapshot),
     ]
 
@@ -120,21 +127,13 @@ def plan(snapshots: Iterable[PartitionSnapshot], now_ms: int) -> Plan:
     )
 
 
-def _held_drop(snapshot: PartitionSnapshot, segment: SegmentInfo) -> Deferral:
-    if snapshot.tier_disabled or snapshot.rules.gives_up_remote:
-        return put_off(Action.DROP, segment, Code.GIVING_UP, "the remote tier must be disabled first")
-    return put_off(Action.DROP, segment, Code.REPLACEMENT, "it replaces remote segments when uploads resume")
-
-
 def _without_uploads(
     replaced: Sequence[ReplaceRemote | AdvanceCleanedOffset], dropped: Sequence[DropLocal]
 ) -> tuple[list[ReplaceRemote | AdvanceCleanedOffset], list[DropLocal]]:
     """Remove the replacements, which wait during a pause, and the drops from their first segment on."""
     first = min((each.base_offset for each in replaced if isinstance(each, ReplaceRemote)), default=None)
-    raised: list[ReplaceRemote | AdvanceCleanedOffset] = [
-        each for each in replaced if not isinstance(each, ReplaceRemote)
-    ]
-    return raised, [each for each in dropped if first is None or each.next_offset <= first]
+    others = [each for each in replaced if not isinstance(each, ReplaceRemote)]
+    return [*others], [each for each in dropped if first is None or each.next_offset <= first]
 
 
 def _advance(snapshot: PartitionSnapshot, expired: list[ExpireRemote], ended: list[DropLocal]) -> list[AdvanceLogStart]:

@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from local.facts import SegmentInfo
@@ -137,16 +138,10 @@ class PartitionFigures:
             each.size_bytes for each in self.pending_page_deletes
         )
 
-    @property
-    def remote_ranges(self) -> Iterator[tuple[int, int]]:
-        for entry in self.committed:
-            yield entry.base_offset, entry.next_offset
-        for page in self.pages:
-            yield from page.ranges()
-
     @cached_property
     def coverage(self) -> Coverage:
-        return Coverage.of(self.remote_ranges)
+        entries = ((entry.base_offset, entry.next_offset) for entry in self.committed)
+        return Coverage.of(chain(entries, *(page.ranges() for page in self.pages)))
 
     @cached_property
     def named_keys(self) -> frozenset[str]:

@@ -69,11 +69,6 @@ class LocalTier:
     epochs: LeaderEpochs
     lineage_from: int
 
-    @property
-    def has_dropped(self) -> bool:
-        """Whether retained records are no longer on the disk."""
-        return self.log_start_offset < self.local_start_offset
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteTier:
@@ -113,7 +108,8 @@ class TierVerdict:
 
 def tier_relation(local: LocalTier, remote: RemoteTier | None) -> TierVerdict:
     """Return the verdict. `remote` None: no manifest was ever committed."""
-    if local.has_dropped and (remote is None or remote.allocated_end_offset < local.local_start_offset):
+    has_dropped = local.log_start_offset < local.local_start_offset
+    if has_dropped and (remote is None or remote.allocated_end_offset < local.local_start_offset):
         from_offset = max(local.log_start_offset, 0 if remote is None else remote.allocated_end_offset)
         return TierVerdict(relation=Relation.LOST, from_offset=from_offset)
     if remote is None:

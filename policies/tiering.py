@@ -18,10 +18,9 @@ from policies.copy_lag import (
     wait_reason,
     without_copy_lag,
 )
-from policies.decisions import CopySegment, RollActive
-from policies.deferrals import Action, Code, Deferral, put_off
+from policies.decisions import Action, Code, CopySegment, Deferral, RollActive, put_off
 from policies.formatting import format_ms
-from policies.local_retention import local_limits
+from policies.retention import local_limits
 from policies.rules import local_expiry_ms
 from policies.snapshot import PartitionFigures, PartitionSnapshot
 
@@ -53,7 +52,11 @@ def rolls(snapshot: PartitionSnapshot, going_count: int) -> list[RollActive]:
     active = snapshot.active
     if active is None or active.is_empty:
         return []
-    reason = _idle(snapshot, active) or _breached(snapshot, active, going_count)
+    idle_ms, limit_ms = snapshot.now_ms - active.age_timestamp_ms, snapshot.rules.segment_ms
+    if snapshot.now_ms >= idle_roll_ms(snapshot, active):
+        reason: str | None = f"newest record {format_ms(idle_ms)} old, segment.ms={format_ms(limit_ms)}"
+    else:
+        reason = _breached(snapshot, active, going_count)
     return [RollActive(base_offset=active.base_offset, size_bytes=active.size_bytes, reason=reason)] if reason else []
 
 
@@ -71,24 +74,17 @@ def copies(snapshot: PartitionSnapshot) -> list[CopySegment]:
     if not snapshot.is_copying_on or snapshot.paused is not None:
         return []
     is_compacted = snapshot.rules.cleanup_compact
-    chosen: list[CopySegment] = []
+    found: list[CopySegment] = []
     for segment, newer_bytes in uncopied_with_newer(snapshot):
-        comes_along = bool(chosen) and is_compacted
+        comes_along = bool(found) and is_compacted
         if _hindrance(snapshot, segment, None if comes_along else newer_bytes) is not None:
             if is_compacted and segment.next_offset <= snapshot.clean_cut:
                 return []
             break
         due = "with the earlier segments" if comes_along else due_reason(snapshot, segment)
-        chosen.append(
-            CopySegment(
-                base_offset=segment.base_offset,
-                next_offset=segment.next_offset,
-                size_bytes=segment.size_bytes,
-                reason=f"closed and cleaned, {due}" if is_compacted else f"closed, {due}",
-                is_indivisible=is_compacted,
-            )
-        )
-    return chosen
+        reason = f"closed and cleaned, {due}" if is_compacted else f"closed, {due}"
+        found.append(CopySegment.of(segment, reason, is_indivisible=is_compacted))
+    return found
 
 
 def copies_at_once(snapshot: PartitionSnapshot) -> list[CopySegment]:
@@ -105,10 +101,10 @@ def copy_deferrals(
     """
     if not snapshot.is_tiered:
         return []
-    chosen = {each.base_offset for each in copies(snapshot)}
+    planned = {each.base_offset for each in copies(snapshot)}
     found: list[Deferral] = []
     for segment, newer_bytes in uncopied_with_newer(snapshot):
-        if segment.base_offset not in chosen:
+        if segment.base_offset not in planned:
             found.append(_copy_deferral(snapshot, segment, newer_bytes))
         elif is_cleaning:
             found.append(put_off(Action.COPY, segment, Code.CLEANING, "the log must be cleaned first"))
@@ -122,61 +118,38 @@ def copy_deferrals_at_once(snapshot: PartitionSnapshot) -> list[Deferral]:
     return copy_deferrals(without_copy_lag(snapshot))
 
 
-def _hindrance(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int | None) -> Code | None:
+def _hindrance(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int | None) -> tuple[Code, str] | None:
     """Return why `segment` is not copied now; None: it is. `newer_bytes` None ignores the copy lag."""
     if segment.base_offset in snapshot.copying:
-        return Code.COPYING
+        return Code.COPYING, "a copy is in progress"
     if segment.next_offset > snapshot.stable_offset:
-        return Code.OPEN_TRANSACTION
+        return Code.OPEN_TRANSACTION, f"a transaction is open from offset {snapshot.stable_offset}"
     if snapshot.remote_next_offset is not None and segment.base_offset < snapshot.remote_next_offset:
-        return Code.OVERLAP  # two entries would claim the same offsets
+        # Two entries would claim the same offsets.
+        return Code.OVERLAP, f"the remote tier ends inside this segment, at offset {snapshot.remote_next_offset}"
     if snapshot.rules.cleanup_compact and segment.next_offset > snapshot.clean_cut:
-        return Code.NOT_CLEANED
+        return Code.NOT_CLEANED, "a segment of a compacted topic is cleaned before it is copied"
     if newer_bytes is not None and segment_due_ms(snapshot, segment, newer_bytes) > snapshot.now_ms:
-        return Code.COPY_LAG
+        return Code.COPY_LAG, wait_reason(snapshot.rules)
     return None
 
 
 def _copy_deferral(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int) -> Deferral:
-    code, until_ms = _partition_hindrance(snapshot), None
-    code = code or _hindrance(snapshot, segment, newer_bytes) or Code.ORDER
-    if code is Code.COPY_LAG:
-        due = segment_due_ms(snapshot, segment, newer_bytes)
-        until_ms = int(due) if due < NEVER else None
-    return put_off(Action.COPY, segment, code, _in_words(snapshot, code), until_ms)
+    in_order = Code.ORDER, "segments are copied in the order of their offsets, and an earlier segment waits"
+    code, why = _partition_hindrance(snapshot) or _hindrance(snapshot, segment, newer_bytes) or in_order
+    due = segment_due_ms(snapshot, segment, newer_bytes) if code is Code.COPY_LAG else NEVER
+    return put_off(Action.COPY, segment, code, why, int(due) if due < NEVER else None)
 
 
-def _partition_hindrance(snapshot: PartitionSnapshot) -> Code | None:
+def _partition_hindrance(snapshot: PartitionSnapshot) -> tuple[Code, str] | None:
     if snapshot.tier_disabled or snapshot.rules.gives_up_remote:
-        return Code.GIVING_UP
+        return Code.GIVING_UP, "the remote tier was disabled, and its data is being deleted"
     if snapshot.rules.copy_disabled:
-        return Code.COPY_DISABLED
-    return Code.PAUSED if snapshot.paused is not None else None
-
-
-def _in_words(snapshot: PartitionSnapshot, code: Code) -> str:
+        return Code.COPY_DISABLED, "copying is disabled: remote.log.copy.disable=true"
     pause = snapshot.paused
-    match code:
-        case Code.COPY_LAG:
-            return wait_reason(snapshot.rules)
-        case Code.PAUSED:
-            return "uploads are paused" + (f": {pause.reason}" if pause is not None and pause.reason else "")
-        case Code.COPY_DISABLED:
-            return "copying is disabled: remote.log.copy.disable=true"
-        case Code.GIVING_UP:
-            return "the remote tier was disabled, and its data is being deleted"
-        case Code.OPEN_TRANSACTION:
-            return f"a transaction is open from offset {snapshot.stable_offset}"
-        case Code.NOT_CLEANED:
-            return "a segment of a compacted topic is cleaned before it is copied"
-        case Code.COPYING:
-            return "a copy is in progress"
-        case Code.ORDER:
-            return "segments are copied in the order of their offsets, and an earlier segment waits"
-        case Code.OVERLAP:
-            return f"the remote tier ends inside this segment, at offset {snapshot.remote_next_offset}"
-        case _:
-            return code.value
+    if pause is None:
+        return None
+    return Code.PAUSED, "uploads are paused" + (f": {pause.reason}" if pause.reason else "")
 
 
 def remote_unknown_deferrals(snapshot: PartitionFigures, why: str) -> list[Deferral]:
@@ -195,13 +168,6 @@ def _active_deferral(snapshot: PartitionSnapshot, active: SegmentInfo, *, is_rol
 def idle_roll_ms(snapshot: PartitionSnapshot, active: SegmentInfo) -> int:
     """The first ms at which the active segment is closed without another append."""
     return local_expiry_ms(active.age_timestamp_ms, snapshot.rules.segment_ms)
-
-
-def _idle(snapshot: PartitionSnapshot, active: SegmentInfo) -> str | None:
-    if snapshot.now_ms < idle_roll_ms(snapshot, active):
-        return None
-    idle_ms = snapshot.now_ms - active.age_timestamp_ms
-    return f"newest record {format_ms(idle_ms)} old, segment.ms={format_ms(snapshot.rules.segment_ms)}"
 
 
 def _breached(snapshot: PartitionSnapshot, active: SegmentInfo, going_count: int) -> str | None:

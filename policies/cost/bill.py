@@ -91,7 +91,9 @@ def bills(facts: Sequence[TopicFacts], prices: PriceTable, deleted: Sequence[Top
 
 
 def _bill(of: TopicFacts, stored: StorageDollars, prices: PriceTable) -> TopicBill:
-    month = of.requests.times(_to_month(of.period_ms)) if of.requests is not None else Counts()
+    # The metered period counts as a day at least.
+    to_month = DAYS_PER_MONTH * DAY_MS / max(of.period_ms, DAY_MS)
+    month = of.requests.times(to_month) if of.requests is not None else Counts()
     requests, retrieval = request_dollars(month, of.usage.data, prices)
     disk = prices.disk_per_gb_month / GIB
     return TopicBill(
@@ -128,8 +130,3 @@ def request_dollars(month: Counts, data: Mapping[str, Stored], prices: PriceTabl
         retrieval += share * month.data_bytes_out / GIB * of.retrieval_per_gb
         dollars += share * month.data_bytes_in / GIB * of.write_per_gb
     return dollars, retrieval
-
-
-def _to_month(period_ms: int) -> float:
-    """Return the factor from the metered period, at least a day, to a month."""
-    return DAYS_PER_MONTH * DAY_MS / max(period_ms, DAY_MS)

@@ -96,56 +96,48 @@ def advise_costs(
 ) -> list[CostAdvice]:
     """Return advice that saves `least_dollars` a month or more and pays back within a year, best first."""
     found: list[CostAdvice] = []
-    stored = _by_class(each for kept in segments.values() for each in kept)
+    stored = _by_class(each for some in segments.values() for each in some)
     for stream in streams:
         found += _settings(stream, prices)
-        moves = [_move(stream, segments.get(stream.topic, ()), prices.of(to), prices, stored) for to in MOVES_TO]
-        best = max((each for each in moves if each is not None), key=lambda each: each.saved_dollars, default=None)
-        found += [best] if best is not None else []
-    worth = [each for each in found if each.saved_dollars >= least_dollars]
-    return sorted(
-        (each for each in worth if each.payback_months <= PAYBACK_MONTHS_MAX), key=lambda each: -each.saved_dollars
-    )
+        own = segments.get(stream.topic, ())
+        moves = [move for to in MOVES_TO if (move := _move(stream, own, prices.of(to), prices, stored)) is not None]
+        found += [max(moves, key=lambda each: each.saved_dollars)] if moves else []
+    worth = [
+        each for each in found if each.saved_dollars >= least_dollars and each.payback_months <= PAYBACK_MONTHS_MAX
+    ]
+    return sorted(worth, key=lambda each: -each.saved_dollars)
 
 
 def _settings(stream: Stream, prices: PriceTable) -> list[CostAdvice]:
-    today = cost_of([stream], Scenario(), prices)
-    found = []
-    for variant, key, value, reason in _candidates(stream):
-        then = cost_of([stream], variant, prices)
-        found.append(
-            CostAdvice(
-                topic=stream.topic,
-                change=f"{key}={value}",
-                now_dollars=today.total,
-                then_dollars=then.total,
-                once_dollars=0.0,
-                reason=reason,
-                command=f"tiered topic alter {stream.topic} -X {key}={value}",
-                setting=(key, value),
-            )
+    """Return advice for each change of a setting that is worth a simulation."""
+    today = cost_of([stream], Scenario(), prices).total
+
+    def setting(variant: Scenario, key: str, value: str, reason: str) -> CostAdvice:
+        return CostAdvice(
+            topic=stream.topic,
+            change=f"{key}={value}",
+            now_dollars=today,
+            then_dollars=cost_of([stream], variant, prices).total,
+            once_dollars=0.0,
+            reason=reason,
+            command=f"tiered topic alter {stream.topic} -X {key}={value}",
+            setting=(key, value),
         )
-    return found
 
-
-def _candidates(stream: Stream) -> list[tuple[Scenario, str, str, str]]:
-    """Return (variant, property, value, reason) for each change worth a simulation."""
     found = []
-    size = stream.workload.segment_bytes
-    if size * 4 <= SEGMENT_BYTES_MAX:
-        larger = size * 4
-        why = f"the cost of requests is per segment, and segments have at most {size >> 10} KiB"
-        found.append((Scenario(segment_bytes=larger), "segment.bytes", str(larger), why))
-    share = stream.zstd_share
+    larger, share = stream.workload.segment_bytes * 4, stream.zstd_share
+    if larger <= SEGMENT_BYTES_MAX:
+        why = f"the cost of requests is per segment, and segments have at most {larger >> 12} KiB"
+        found.append(setting(Scenario(segment_bytes=larger), "segment.bytes", str(larger), why))
     if share is not None and share < ZSTD_PAYS_BELOW and stream.workload.stored_share > share:
         why = f"samples compress to {share:.0%} of their size"
-        found.append((Scenario(compression="zstd"), "remote.compression", "zstd", why))
-    kept = stream.rules.local_limits.ms
+        found.append(setting(Scenario(compression="zstd"), "remote.compression", "zstd", why))
+    local_ms, hour_ms = stream.rules.local_limits.ms, DAY_MS // 24
     for choice in LOCAL_CHOICES_MS:
-        if kept is None or choice < kept:
-            hours = choice // (DAY_MS // 24)
+        if local_ms is None or choice < local_ms:
             why = "the disk also keeps the data that is in the bucket"
-            found.append((Scenario(local_retention_ms=choice), "local.retention.ms", f"{hours}h", why))
+            value = f"{choice // hour_ms}h"
+            found.append(setting(Scenario(local_retention_ms=choice), "local.retention.ms", value, why))
     return found
 
 
@@ -175,6 +167,8 @@ def _move(
     times = [each.newest_ms for each in movable]
     move = Move(to=to.storage_class, min_bytes=to.min_bytes, since_ms=min(times), until_ms=max(times) + 1)
     reads = f"{stream.read_share:.2f} of it is read in a month, break-even {limit:.2f}" if limit is not None else ""
+    size = f"--min-bytes {move.min_bytes} " if move.min_bytes else ""
+    options = f"--storage-class {to.storage_class} {size}--since {move.since_ms} --until {move.until_ms}"
     return CostAdvice(
         topic=stream.topic,
         change=f"{counted(len(movable), 'segment')} to {to.storage_class}",
@@ -182,7 +176,7 @@ def _move(
         then_dollars=then,
         once_dollars=once,
         reason=f"closed, kept longer than {to.min_days:g} days; {reads}",
-        command=f"tiered rewrite recode {stream.topic} --storage-class {to.storage_class} {_options(move)}",
+        command=f"tiered rewrite recode {stream.topic} {options}",
         move=move,
         segments=len(movable),
         size_bytes=sum(moved.values()),
@@ -199,26 +193,18 @@ def _leaving(segments: Sequence[StoredSegment], name: str, stored_bytes: int, of
 
 
 def _months_left(segments: Sequence[StoredSegment]) -> float:
-    most = PAYBACK_MONTHS_MAX
-    left = (most if each.remaining_ms is None else each.remaining_ms / DAY_MS / DAYS_PER_MONTH for each in segments)
-    whole = sum(each.stored_bytes for each in segments)
-    return sum(min(most, months) * each.stored_bytes for months, each in zip(left, segments, strict=True)) / whole
+    most_ms = PAYBACK_MONTHS_MAX * DAYS_PER_MONTH * DAY_MS
+    remaining = [(most_ms if each.remaining_ms is None else each.remaining_ms, each.stored_bytes) for each in segments]
+    byte_ms = sum(min(most_ms, ms) * size_bytes for ms, size_bytes in remaining)
+    return byte_ms / DAY_MS / DAYS_PER_MONTH / sum(size_bytes for _, size_bytes in remaining)
 
 
 def _movable(segments: Sequence[StoredSegment], to: Prices) -> list[StoredSegment]:
-    fit = [each for each in segments if _is_fit(each, to)]
+    large = [each for each in segments if each.storage_class != to.storage_class and each.stored_bytes >= to.min_bytes]
+    min_ms = to.min_days * DAY_MS
+    fit = [each for each in large if each.remaining_ms is None or each.remaining_ms >= min_ms]
     upto = min((each.newest_ms for each in fit if not each.is_settled), default=None)
     return [each for each in fit if each.is_settled and (upto is None or each.newest_ms < upto)]
-
-
-def _is_fit(segment: StoredSegment, to: Prices) -> bool:
-    is_long_kept = segment.remaining_ms is None or segment.remaining_ms >= to.min_days * DAY_MS
-    return segment.storage_class != to.storage_class and is_long_kept and segment.stored_bytes >= to.min_bytes
-
-
-def _options(move: Move) -> str:
-    size = f"--min-bytes {move.min_bytes} " if move.min_bytes else ""
-    return f"{size}--since {move.since_ms} --until {move.until_ms}"
 
 
 def _use(segment: StoredSegment, of: Prices, stream: Stream) -> float:

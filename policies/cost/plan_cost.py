@@ -8,8 +8,9 @@ unlinked earlier as waiting. Manifests written or deleted by the plan are left o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import groupby
 from math import ceil, nan
 
@@ -19,6 +20,7 @@ from policies.cost.simulation import RANGE_BYTES
 from policies.cost.storage_cost import (
     DAY_MS,
     GIB,
+    IN_STANDARD,
     StorageDollars,
     StorageUsage,
     Stored,
@@ -73,6 +75,11 @@ class DecisionCost:
     early_dollars: float = 0.0
     monthly_dollars: float = 0.0
 
+    @property
+    def requests(self) -> int:
+        """The requests with a price."""
+        return self.puts + self.gets + self.lists
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanCost:
@@ -105,9 +112,8 @@ class PlanCost:
 
     def without_dollars(self) -> PlanCost:
         """Return the same cost where prices are unknown: all dollars are NaN."""
-        nothing = StorageDollars(storage=nan, index=nan, waiting=nan)
         lines = tuple(replace(each, dollars=nan, early_dollars=nan, monthly_dollars=nan) for each in self.lines)
-        return replace(self, lines=lines, now=nothing)
+        return replace(self, lines=lines, now=StorageDollars(nan, nan, nan))
 
     def sum_of(self, name: str) -> float:
         return sum(float(getattr(each, name)) for each in self.lines)
@@ -138,6 +144,10 @@ class _Place:
             else:
                 found.append(of_page(part, self._page_class, self._page_indexes_share))
         return total_usage(found)
+
+    def whole_usage(self) -> StorageUsage:
+        stored = self.usage([*self.snapshot.committed_parts, *self.snapshot.tier_disabled])
+        return replace(stored, waiting_bytes=self.snapshot.unlinked_bytes)
 
     def uploaded(self, size_bytes: int) -> StorageUsage:
         data = stored_of([round(size_bytes * self.stored_share)], self.prices)
@@ -194,7 +204,7 @@ def plan_cost(
         for _, run in groupby(decisions, key=type):
             lines += _priced_run(places[name], list(run))
     if usage is None:
-        usage = {name: _usage_of(place) for name, place in places.items()}
+        usage = {name: place.whole_usage() for name, place in places.items()}
     changes = [_change(places[line.partition], line.decision) for line in lines]
     dollars = bill_changes(usage.values(), changes, prices)
     now_bytes = sum(_bytes(place.usage(place.snapshot.committed_parts)) for place in places.values())
@@ -221,16 +231,12 @@ def bill_changes(usage: Iterable[StorageUsage], changes: Iterable[StorageUsage],
     stored = total_usage(usage)
     (before,) = storage_dollars([stored], prices)
     for change in changes:
-        if not (change.data or change.small_bytes or change.index_bytes or change.waiting_bytes):
+        if not (change.data or any(getattr(change, name) for name in IN_STANDARD)):
             yield 0.0
             continue
         both = total_usage([stored, change])
-        stored = StorageUsage(
-            data={name: each for name, each in both.data.items() if each.objects > 0 and each.size_bytes > 0},
-            small_bytes=max(0, both.small_bytes),
-            index_bytes=max(0, both.index_bytes),
-            waiting_bytes=max(0, both.waiting_bytes),
-        )
+        data = {name: each for name, each in both.data.items() if each.objects > 0 and each.size_bytes > 0}
+        stored = StorageUsage(data=data, **{name: max(0, getattr(both, name)) for name in IN_STANDARD})
         (after,) = storage_dollars([stored], prices)
         yield after.total - before.total
         before = after
@@ -238,59 +244,41 @@ def bill_changes(usage: Iterable[StorageUsage], changes: Iterable[StorageUsage],
 
 def removed_usage(usage: StorageUsage, prices: PriceTable) -> StorageUsage:
     floors = {each.min_bytes for each in prices.classes.values() if each.min_bytes}
-    return StorageUsage(
-        data={
-            name: Stored(
-                objects=-each.objects,
-                size_bytes=-each.size_bytes,
-                floored={floor: -each.billed(floor) for floor in floors},
-            )
-            for name, each in usage.data.items()
-        },
-        small_bytes=-usage.small_bytes,
-        index_bytes=-usage.index_bytes,
-        waiting_bytes=-usage.waiting_bytes,
-    )
+
+    def negative(stored: Stored) -> Stored:
+        floored = {floor: -stored.billed(floor) for floor in floors}
+        return Stored(objects=-stored.objects, size_bytes=-stored.size_bytes, floored=floored)
+
+    data = {name: negative(each) for name, each in usage.data.items()}
+    return StorageUsage(data=data, **{name: -getattr(usage, name) for name in IN_STANDARD})
 
 
 def _change(place: _Place, decision: Decision) -> StorageUsage:
     if isinstance(decision, DeletePending | DeletePage):
         return StorageUsage(waiting_bytes=-decision.size_bytes)
     removed = removed_usage(place.usage(place.as_billed(place.unlinked(decision))), place.prices)
-    if isinstance(decision, CopySegment | ReplaceRemote):
-        return total_usage([place.uploaded(decision.size_bytes), removed])
-    return removed
+    is_upload = isinstance(decision, CopySegment | ReplaceRemote)
+    return total_usage([place.uploaded(decision.size_bytes), removed]) if is_upload else removed
 
 
 def _bytes(usage: StorageUsage) -> int:
     return usage.small_bytes + sum(each.size_bytes for each in usage.data.values())
 
 
-def _usage_of(place: _Place) -> StorageUsage:
-    snapshot = place.snapshot
-    stored = place.usage([*snapshot.committed_parts, *snapshot.tier_disabled])
-    return total_usage([stored, StorageUsage(waiting_bytes=snapshot.unlinked_bytes)])
-
-
 def _bill_of(
     usage: Mapping[TopicPartition, StorageUsage], names: Iterable[TopicPartition], prices: PriceTable
 ) -> StorageDollars:
     shares = dict(zip(usage, storage_dollars(list(usage.values()), prices), strict=True))
-    ours = [shares[name] for name in names if name in shares]
-    return StorageDollars(
-        storage=sum(each.storage for each in ours),
-        index=sum(each.index for each in ours),
-        waiting=sum(each.waiting for each in ours),
-    )
+    parts = [(0.0, 0.0, 0.0), *(astuple(shares[name]) for name in names if name in shares)]
+    return StorageDollars(*map(sum, zip(*parts, strict=True)))
 
 
 def _priced_run(place: _Place, run: list[Decision]) -> list[DecisionCost]:
     lines: list[DecisionCost] = []
     for decision in run:
-        requests = _own_requests(place, decision)
+        requests = Counter(_own_requests(place, decision))
         if not lines:
-            shared = _shared_requests(run)
-            requests = {verb: requests.get(verb, 0) + shared.get(verb, 0) for verb in {*requests, *shared}}
+            requests.update(_shared_requests(run))
         lines.append(_line(place, decision, requests))
     return lines
 

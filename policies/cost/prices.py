@@ -1,15 +1,18 @@
 """The price table: the cost of each storage class, with its date. Data only, in US dollars.
 
-The numbers are list prices of us-east-1 as quoted between 2026-03 and 2026-06; `unverified` names prices that were not
-checked on the vendor's page. Every price can be replaced (`tiered.config.price_file`).
+``prices.json`` has the form of a price file. Its numbers are list prices of us-east-1 as quoted between 2026-03 and
+2026-06; `unverified` names prices that were not checked on the vendor's page. Every price can be replaced
+(`tiered.config.price_file`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pkgutil import get_data
+from typing import Any
 
-KB = 1024
+from msgspec import json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,57 +66,20 @@ class PriceTable:
         return self.classes.get(storage_class or STANDARD, self.classes[STANDARD])
 
 
+def _built_in() -> PriceTable:
+    table: dict[str, Any] = json.decode(get_data(__package__, "prices.json") or b"")
+    source = {"as_of": table["as_of"], "region": table["region"]}
+    classes = {
+        name: Prices(storage_class=name, **source, **{field: _frozen(value) for field, value in row.items()})
+        for name, row in table["classes"].items()
+    }
+    return PriceTable(**{**table, "classes": classes})
+
+
+def _frozen(value: Any) -> Any:  # noqa: ANN401 - any value of JSON
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
 STANDARD = "STANDARD"
-AS_OF, REGION = "2026-06", "us-east-1"
-LIST_PER_1000 = 0.005
-
-
-def _prices(storage_class: str, per_gb_month: float, put: float, get: float, **more: object) -> Prices:
-    return Prices(
-        as_of=AS_OF,
-        region=REGION,
-        storage_class=storage_class,
-        storage_bands=((None, per_gb_month),),
-        put_per_1000=put,
-        get_per_1000=get,
-        list_per_1000=LIST_PER_1000,
-        **more,  # type: ignore[arg-type]
-    )
-
-
-def _cold(
-    storage_class: str, per_gb_month: float, put: float, get: float, retrieval: float, min_days: float, **more: object
-) -> Prices:
-    """Return the prices of a class for rare reads; a transition into it costs as much as a PUT."""
-    more |= {"retrieval_per_gb": retrieval, "min_days": min_days, "transition_per_1000": put}
-    return _prices(storage_class, per_gb_month, put, get, unverified=_REQUESTS, **more)
-
-
-_REQUESTS = ("put_per_1000", "get_per_1000", "transition_per_1000")
-_INTELLIGENT = {
-    "later_bands": ((30.0, 0.0125), (90.0, 0.004)),
-    "monitoring_per_1000": 0.0025,
-    "monitored_min_bytes": 128 * KB,
-    "transition_per_1000": 0.01,
-    "unverified": ("later_bands", "transition_per_1000"),
-}
-_EXPRESS = {"retrieval_per_gb": 0.0006, "write_per_gb": 0.0032, "min_days": 1 / 24, "min_bytes": 512 * KB}
-S3_STANDARD = replace(
-    _prices(STANDARD, 0.023, 0.005, 0.0004), storage_bands=((50_000, 0.023), (450_000, 0.022), (None, 0.021))
-)
-_CLASSES = (
-    S3_STANDARD,
-    _prices("INTELLIGENT_TIERING", 0.023, 0.005, 0.0004, **_INTELLIGENT),
-    _cold("STANDARD_IA", 0.0125, 0.01, 0.001, 0.01, 30, min_bytes=128 * KB),
-    _cold("ONEZONE_IA", 0.01, 0.01, 0.001, 0.01, 30, min_bytes=128 * KB),
-    _cold("GLACIER_IR", 0.004, 0.02, 0.01, 0.03, 90, min_bytes=128 * KB),
-    _cold("GLACIER", 0.0036, 0.03, 0.0004, 0.01, 90, overhead_bytes=40 * KB, is_readable=False),
-    _cold("DEEP_ARCHIVE", 0.00099, 0.05, 0.0004, 0.02, 180, overhead_bytes=40 * KB, is_readable=False),
-    _prices("EXPRESS_ONEZONE", 0.11, 0.00113, 0.00003, **_EXPRESS, unverified=("min_bytes",)),
-)
-BUILT_IN = PriceTable(
-    as_of=AS_OF,
-    region=REGION,
-    disk_per_gb_month=0.08,
-    classes={each.storage_class: each for each in _CLASSES},
-)
+BUILT_IN = _built_in()
+S3_STANDARD = BUILT_IN.classes[STANDARD]

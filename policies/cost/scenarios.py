@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import pairwise, product
+from math import inf
+from typing import Any
 
 from policies.cost.bill import request_dollars
 from policies.cost.prices import STANDARD, Prices, PriceTable
@@ -14,6 +16,7 @@ from policies.cost.storage_cost import (
     DAY_MS,
     DAYS_PER_MONTH,
     GIB,
+    IN_STANDARD,
     Stored,
     break_even_reads,
     equal_object_bytes,
@@ -90,7 +93,7 @@ class ScenarioCost:
         return self.storage + self.index + self.waiting + self.disk
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class BreakEven:
     """One break-even of two choices: the measured number, that of equal cost, the conclusion."""
 
@@ -100,22 +103,24 @@ class BreakEven:
     unit: str
     verdict: str
 
+    @property
+    def known_value(self) -> float | None:
+        """`value` for JSON, which has no infinity: None without end."""
+        return None if self.value == inf else self.value
+
 
 def changed(stream: Stream, variant: Scenario) -> Stream:
     """Return the stream under other settings; local retention never exceeds the whole retention."""
     rules, workload = stream.rules, stream.workload
-    if variant.retention_ms is not None:
-        rules = replace(rules, retention_ms=None if variant.retention_ms < 0 else variant.retention_ms)
-    if variant.local_retention_ms is not None:
-        local_ms = None if variant.local_retention_ms < 0 else variant.local_retention_ms
-        rules = replace(rules, local_retention_ms=local_ms)
+    times = {field: getattr(variant, field) for field in ("retention_ms", "local_retention_ms")}
+    limits: dict[str, Any] = {field: None if ms < 0 else ms for field, ms in times.items() if ms is not None}
+    rules = replace(rules, **limits)
     whole = rules.log_limits.ms
     if whole is not None and (rules.local_retention_ms is None or rules.local_retention_ms > whole):
         rules = replace(rules, local_retention_ms=whole)
-    if variant.segment_bytes is not None:
-        workload = replace(workload, segment_bytes=variant.segment_bytes)
-    if variant.part_bytes is not None:
-        workload = replace(workload, part_bytes=variant.part_bytes)
+    sizes = {"segment_bytes": variant.segment_bytes, "part_bytes": variant.part_bytes}
+    changed_sizes: dict[str, Any] = {field: size for field, size in sizes.items() if size is not None}
+    workload = replace(workload, **changed_sizes)
     if variant.compression is not None:
         share = 1.0 if variant.compression == "none" else min(1.0, stream.zstd_share or 1.0)
         workload = replace(workload, stored_share=share)
@@ -172,35 +177,38 @@ def cost_of(streams: Sequence[Stream], variant: Scenario, prices: PriceTable) ->
     """Return the dollars a month of all streams under a variant."""
     months = [(stream, month_of(stream, prices)) for stream in (changed(each, variant) for each in streams)]
     standard = prices.of(STANDARD)
-    small = sum(each.partitions * (month.small_bytes + month.index_bytes) for each, month in months)
-    waiting = sum(each.partitions * month.waiting_bytes for each, month in months)
-    in_standard = small + waiting + sum(_stored(each, month) for each, month in months if _is_standard(each, prices))
+
+    def total(name: str) -> float:
+        return sum(float(each.partitions * getattr(month, name)) for each, month in months)
+
+    in_standard = sum(map(total, IN_STANDARD))
+    in_standard += sum(_stored(each, month) for each, month in months if _is_standard(each, prices))
     per_byte = monthly_storage(in_standard, standard) / in_standard if in_standard else 0.0
     storage = early = requests = retrieval = 0.0
     for stream, month in months:
         of = prices.of(stream.storage_class)
-        storage += _class_storage(stream, month, of, per_byte, is_standard=_is_standard(stream, prices))
-        storage += stream.partitions * month.small_bytes * per_byte
+        in_class = _stored(stream, month) * per_byte if of is standard else _class_storage(stream, month, of)
+        storage += in_class + stream.partitions * month.small_bytes * per_byte
         short = month.short_byte_days.get(of.min_days, 0.0) * stream.partitions
         early += monthly_storage(1, of) * short / DAYS_PER_MONTH
-        sent, read = _requests(stream, month, prices)
+        data = {stream.storage_class: Stored(objects=1, size_bytes=1)}
+        sent, read = request_dollars(month.counts.times(stream.partitions), data, prices)
         requests, retrieval = requests + sent, retrieval + read
     disk = prices.disk_per_gb_month / GIB
-    counts = sum((month.counts.times(each.partitions) for each, month in months), Counts())
     return ScenarioCost(
         variant=variant,
         storage=storage,
-        index=sum(each.partitions * month.index_bytes for each, month in months) * per_byte,
-        waiting=waiting * per_byte,
+        index=total("index_bytes") * per_byte,
+        waiting=total("waiting_bytes") * per_byte,
         requests=requests,
         retrieval=retrieval,
         early_deletion=early,
-        disk=sum(each.partitions * month.local_bytes for each, month in months) * disk,
-        double=sum(each.partitions * month.both_bytes for each, month in months) * disk,
-        stored_bytes=sum(_stored(each, month) for each, month in months),
-        local_bytes=sum(each.partitions * month.local_bytes for each, month in months),
-        objects=sum(each.partitions * month.objects for each, month in months),
-        counts=counts,
+        disk=total("local_bytes") * disk,
+        double=total("both_bytes") * disk,
+        stored_bytes=total("stored_bytes"),
+        local_bytes=total("local_bytes"),
+        objects=total("objects"),
+        counts=sum((month.counts.times(each.partitions) for each, month in months), Counts()),
     )
 
 
@@ -218,12 +226,9 @@ def sensitivities(
     today = cost_of(streams, Scenario(), prices).total
     best: list[tuple[Scenario, float]] = []
     for name, values in axes.items():
-        if name == "read_share":
-            continue
-        tried = [Scenario(**{name: value}) for value in values]  # type: ignore[arg-type]
-        found = [(each, today - cost_of(streams, each, prices).total) for each in tried]
-        if found:
-            best.append(max(found, key=lambda pair: pair[1]))
+        single = [Scenario(**{name: value}) for value in values if name != "read_share"]  # type: ignore[arg-type]
+        found = [(each, today - cost_of(streams, each, prices).total) for each in single]
+        best += [max(found, key=lambda pair: pair[1])] if found else []
     return sorted(best, key=lambda pair: -pair[1])
 
 
@@ -235,9 +240,9 @@ def break_evens(streams: Sequence[Stream], prices: PriceTable) -> list[BreakEven
     read = sum(each.read_share * _stored(each, month) for each, month in months)
     share = read / stored if stored else 0.0
     size = stored / objects if objects else 0.0
-    kept = [each.rules.log_limits.ms for each in streams]
+    retentions = [each.rules.log_limits.ms for each in streams]
     in_standard = sum(_stored(each, month) for each, month in months if _is_standard(each, prices))
-    days = min((each / DAY_MS for each in kept if each is not None), default=float("inf"))
+    days = min((each / DAY_MS for each in retentions if each is not None), default=inf)
     found = []
     for of in (each for each in prices.classes.values() if each.is_readable and each.retrieval_per_gb):
         if of.storage_bands[0][1] < prices.of(STANDARD).storage_bands[0][1]:
@@ -245,7 +250,7 @@ def break_evens(streams: Sequence[Stream], prices: PriceTable) -> list[BreakEven
     limit = equal_object_bytes(prices.of(STANDARD))
     verdict = "storage dominates" if size > limit else "requests dominate"
     what = "object size where a PUT costs as much as a month of storage"
-    return [*found, BreakEven(what=what, value=size, limit=limit, unit="bytes", verdict=verdict)]
+    return [*found, BreakEven(what, size, limit, "bytes", verdict)]
 
 
 def _class_lines(
@@ -254,18 +259,13 @@ def _class_lines(
     reads = break_even_reads(of, prices.of(STANDARD), stored_bytes=in_standard)
     name = of.storage_class
     verdict = "pays" if reads is None or share < reads else "does not pay"
-    what = f"{name}: share of the data read in a month"
-    lines = [BreakEven(what=what, value=share, limit=reads, unit="share", verdict=verdict)]
+    lines = [BreakEven(f"{name}: share of the data read in a month", share, reads, "share", verdict)]
     if of.min_days >= 1:
         verdict = "stored long enough" if days >= of.min_days else "deleted too early"
-        what = f"{name}: days that data is stored"
-        lines.append(BreakEven(what=what, value=days, limit=of.min_days, unit="days", verdict=verdict))
+        lines.append(BreakEven(f"{name}: days that data is stored", days, of.min_days, "days", verdict))
     if of.min_bytes:
-        verdict, limit = (
-            "large enough" if size >= of.min_bytes else "billed for more than its size",
-            float(of.min_bytes),
-        )
-        lines.append(BreakEven(what=f"{name}: object size", value=size, limit=limit, unit="bytes", verdict=verdict))
+        verdict = "large enough" if size >= of.min_bytes else "billed for more than its size"
+        lines.append(BreakEven(f"{name}: object size", size, float(of.min_bytes), "bytes", verdict))
     return lines
 
 
@@ -277,14 +277,11 @@ def _is_standard(stream: Stream, prices: PriceTable) -> bool:
     return prices.of(stream.storage_class) is prices.of(STANDARD)
 
 
-def _class_storage(stream: Stream, month: Simulated, of: Prices, per_byte: float, *, is_standard: bool) -> float:
-    if is_standard:
-        return _stored(stream, month) * per_byte
-    objects = stream.partitions * month.objects
-    billed = max(month.object_bytes, float(of.min_bytes)) * objects + of.overhead_bytes * objects
+def _class_storage(stream: Stream, month: Simulated, of: Prices) -> float:
     if of.later_bands:
         return _intelligent(stream, month, of)
-    return monthly_storage(billed, of)
+    billed = max(month.object_bytes, float(of.min_bytes)) + of.overhead_bytes
+    return monthly_storage(billed * stream.partitions * month.objects, of)
 
 
 def _intelligent(stream: Stream, month: Simulated, of: Prices) -> float:
@@ -315,8 +312,3 @@ def _kept_days(stream: Stream) -> float:
         share = workload.compacted_share if stream.rules.cleanup_compact else 1.0
         kept.append(limits.bytes / (workload.batch_bytes * share) * workload.batch_ms / DAY_MS)
     return min(kept)
-
-
-def _requests(stream: Stream, month: Simulated, prices: PriceTable) -> tuple[float, float]:
-    data = {stream.storage_class: Stored(objects=1, size_bytes=1)}
-    return request_dollars(month.counts.times(stream.partitions), data, prices)

@@ -34,7 +34,7 @@ from policies.compaction import is_dirty_enough
 from policies.copy_lag import NEVER, copy_due_ms
 from policies.cost.storage_cost import DAY_MS, upload_requests
 from policies.cost.workload import RANGE_BYTES, Counts, Reads, Simulated, Workload, idle_roll
-from policies.remote_retention import MANIFESTS_AT_ONCE, MANIFESTS_RETAINED, PAGES_DELETED_MAX, collectable_upto
+from policies.retention import MANIFESTS_AT_ONCE, MANIFESTS_RETAINED, PAGES_DELETED_MAX, collectable_upto
 from policies.rules import PartitionRules, deletion_due_ms, local_expiry_ms, remote_expiry_ms
 from policies.tiering import completes_commit
 from remote.manifest.page_out import PageRule

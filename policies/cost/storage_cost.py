@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from policies.cost.prices import S3_STANDARD, STANDARD, Prices, PriceTable
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 DAYS_PER_MONTH = 30
 DAY_MS = 86_400_000
+IN_STANDARD = ("small_bytes", "index_bytes", "waiting_bytes")  # fields of `StorageUsage` that are never in a class
 
 
 def monthly_storage(size_bytes: float, prices: Prices = S3_STANDARD) -> float:
@@ -140,7 +141,7 @@ class StorageUsage:
     waiting_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StorageDollars:
     """Dollars a month: `storage` of data and its indexes, the rest as in `StorageUsage`."""
 
@@ -200,8 +201,7 @@ def total_usage(parts: Iterable[StorageUsage]) -> StorageUsage:
     for each in parts:
         for name, stored in each.data.items():
             data[name] = data.get(name, Stored()) + stored
-        for name in ("small_bytes", "index_bytes", "waiting_bytes"):
-            sums[name] += getattr(each, name)
+        sums.update({name: getattr(each, name) for name in IN_STANDARD})
     return StorageUsage(data=data, **sums)
 
 
@@ -209,19 +209,16 @@ def storage_dollars(parts: Sequence[StorageUsage], prices: PriceTable) -> list[S
     """Return the dollars of each part, in order; together they are the bucket, which fills the bands."""
     whole = total_usage(parts)
     standard = prices.of(STANDARD)
-    in_standard = whole.small_bytes + whole.index_bytes + whole.waiting_bytes
-    in_standard += sum(each.size_bytes for name, each in whole.data.items() if prices.of(name) is standard)
+    in_standard = sum(each.size_bytes for name, each in whole.data.items() if prices.of(name) is standard)
+    in_standard += sum(getattr(whole, name) for name in IN_STANDARD)
     per_byte = monthly_storage(in_standard, standard) / in_standard if in_standard else monthly_storage(1, standard)
     found = []
     for part in parts:
         storage = part.small_bytes * per_byte
         for name, stored in part.data.items():
             of = prices.of(name)
-            is_standard = of is standard
-            storage += stored.size_bytes * per_byte if is_standard else _in_class(stored, whole.data[name], of)
-        found.append(
-            StorageDollars(storage=storage, index=part.index_bytes * per_byte, waiting=part.waiting_bytes * per_byte)
-        )
+            storage += stored.size_bytes * per_byte if of is standard else _in_class(stored, whole.data[name], of)
+        found.append(StorageDollars(storage, part.index_bytes * per_byte, part.waiting_bytes * per_byte))
     return found
 
 
@@ -235,22 +232,15 @@ def dollars_added(
     more = sum(each.total for each in together) - sum(each.total for each in alone)
     share = sum(each.total for each in added)
     factor = more / share if share else 0.0
-    return alone, [
-        StorageDollars(storage=each.storage * factor, index=each.index * factor, waiting=each.waiting * factor)
-        for each in added
-    ]
+    return alone, [StorageDollars(*(dollars * factor for dollars in astuple(each))) for each in added]
 
 
-def _in_class(stored: Stored, everybody: Stored, of: Prices) -> float:
+def _in_class(stored: Stored, whole: Stored, of: Prices) -> float:
+    billed, total = (each.billed(of.min_bytes) + of.overhead_bytes * each.objects for each in (stored, whole))
     if of.later_bands:
         # The highest possible price: only the store knows how long each object has been unread.
-        return intelligent_storage(_billed(stored, of), stored.objects, 0, of)
-    total = _billed(everybody, of)
-    return monthly_storage(total, of) * _billed(stored, of) / total if total else 0.0
-
-
-def _billed(stored: Stored, of: Prices) -> int:
-    return stored.billed(of.min_bytes) + of.overhead_bytes * stored.objects
+        return intelligent_storage(billed, stored.objects, 0, of)
+    return monthly_storage(total, of) * billed / total if total else 0.0
 
 
 def stored_of(sizes: Sequence[int], prices: PriceTable) -> Stored:

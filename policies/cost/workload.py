@@ -30,15 +30,16 @@ OUTSIDE = (
 NOT_SIMULATED: Mapping[str, str] = {
     "gives_up_remote": "a tier that is being disabled is not simulated",
     "file_delete_delay_ms": "deleted files stay on the disk for seconds, and disk bytes are averages over hours",
-    "min_compaction_lag_ms": "a cleaner pass is simulated from its dirty share only",
-    "max_compaction_lag_ms": "a cleaner pass is simulated from its dirty share only",
     "delete_retention_ms": "tombstones are part of the measured share that compaction leaves",
+    **dict.fromkeys(
+        ("min_compaction_lag_ms", "max_compaction_lag_ms"), "a cleaner pass is simulated from its dirty share only"
+    ),
     "recompaction_min_reduction": "segments that are in the bucket are not compacted again",
     "recompaction_min_saved_bytes": "segments that are in the bucket are not compacted again",
-    "view_threshold_bytes": "views are not simulated",
-    "view_retain_null_key": "views are not simulated",
-    "view_empty_value_deletes": "views are not simulated",
-    "view_buffer_bytes": "views are not simulated",
+    **dict.fromkeys(
+        ("view_threshold_bytes", "view_retain_null_key", "view_empty_value_deletes", "view_buffer_bytes"),
+        "views are not simulated",
+    ),
 }
 
 

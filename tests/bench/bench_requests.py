@@ -17,7 +17,7 @@ from bench_remote import PARTITION, PREFIX, SMALL_BYTES, TOPIC_ID, made_up_segme
 
 from policies.cost.prices import S3_STANDARD
 from policies.cost.storage_cost import GIB, request_cost
-from policies.remote_retention import MANIFESTS_AT_ONCE
+from policies.retention import MANIFESTS_AT_ONCE
 from remote.fetch.range_reader import RangePredictor, RemotePartition
 from remote.gc.fork_references import delete_unlinked
 from remote.gc.object_deletion import DeleteReason

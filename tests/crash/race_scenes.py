@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from unittest import mock
 
-from policies import invariants, remote_retention
+from policies import invariants, retention
 from remote.manifest import commit_protocol
 from remote.manifest.page_out import PageRule
 from tiered.migrate import fork
@@ -97,8 +97,8 @@ class SceneOfRace:
             if self.rule is not None:
                 stack.enter_context(mock.patch.object(commit_protocol, "PAGE_RULE", self.rule))
             if self.kept_heads is not None:
-                stack.enter_context(mock.patch.object(remote_retention, "MANIFESTS_RETAINED", self.kept_heads))
-                stack.enter_context(mock.patch.object(remote_retention, "MANIFESTS_AT_ONCE", 2))
+                stack.enter_context(mock.patch.object(retention, "MANIFESTS_RETAINED", self.kept_heads))
+                stack.enter_context(mock.patch.object(retention, "MANIFESTS_AT_ONCE", 2))
                 stack.enter_context(mock.patch.object(invariants, "MANIFESTS_RETAINED_MIN", 1))
             if self.has_fork:  # so that the forking process may sleep past the end of its pin
                 stack.enter_context(mock.patch.object(fork, "PIN_MS", GRACE_MS // 2))

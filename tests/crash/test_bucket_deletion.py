@@ -16,7 +16,7 @@ from run_profile import CALL_STRIDE, each_call
 from local.errors import Conflict, Fenced, LogError, NotFound
 from local.records.batch import encode_batch
 from local.records.record_columns import of_arrow
-from policies import remote_retention
+from policies import retention
 from policies.decisions import ExpirePage
 from remote.gc.orphan_search import find_orphans
 from remote.gc.pins import pin_newest
@@ -391,8 +391,8 @@ KEPT, AT_ONCE = 3, 4
 
 @pytest.fixture
 def few_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_retention, "MANIFESTS_RETAINED", KEPT)
-    monkeypatch.setattr(remote_retention, "MANIFESTS_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(retention, "MANIFESTS_RETAINED", KEPT)
+    monkeypatch.setattr(retention, "MANIFESTS_AT_ONCE", AT_ONCE)
 
 
 def grown(store: MemoryStore, manifests: int, at_ms: int = RETAINED) -> MemoryStore:
@@ -490,8 +490,8 @@ def test_another_process_between_two_calls_of_a_collection_is_not_disturbed(even
 
 def test_a_collection_without_a_check_of_pins_deletes_a_pinned_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule broken by hand."""
-    monkeypatch.setattr(remote_retention, "MANIFESTS_RETAINED", KEPT)
-    monkeypatch.setattr(remote_retention, "MANIFESTS_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(retention, "MANIFESTS_RETAINED", KEPT)
+    monkeypatch.setattr(retention, "MANIFESTS_AT_ONCE", AT_ONCE)
     monkeypatch.setattr("remote.gc.delayed_delete.list_pins", lambda store, prefix: [])
     with pytest.raises((AssertionError, NotFound)):
         test_a_pinned_manifest_and_its_objects_outlive_garbage_collection()

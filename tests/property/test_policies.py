@@ -15,10 +15,12 @@ from local.names import TopicPartition
 from policies.compaction import first_dirty_offset, tombstones_below
 from policies.copy_lag import are_uploads_held, copy_due_since_ms, uncopied
 from policies.decisions import (
+    Action,
     AdvanceCleanedOffset,
     AdvanceLogStart,
     BuildView,
     CleanLog,
+    Code,
     CopySegment,
     Decision,
     DisableTier,
@@ -27,11 +29,9 @@ from policies.decisions import (
     ExpireRemote,
     ReplaceRemote,
 )
-from policies.deferrals import Action, Code
 from policies.invariants import violations
-from policies.local_retention import local_drops, local_expirations
 from policies.plan import deferrals, plan_partition
-from policies.remote_retention import deletions, expirations, page_to_know
+from policies.retention import deletions, expirations, local_drops, local_expirations, page_to_know
 from policies.rules import ALL_DAY, DailyWindow, PartitionRules, Pause
 from policies.snapshot import Coverage, PartitionSnapshot
 from policies.tiering import copies, copy_deferrals

@@ -26,8 +26,7 @@ from local.facts import SegmentInfo
 from local.names import TopicPartition
 from policies.compaction import cleanings, replacements, tombstones_below
 from policies.decisions import ReplaceRemote
-from policies.local_retention import local_drops
-from policies.remote_retention import deletions, expirations
+from policies.retention import deletions, expirations, local_drops
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import copies

@@ -164,16 +164,9 @@ class ClockGuard:
         return wall_ms
 
     def _suspect_reason(self, off_ms: int, of: str) -> LogError:
-        way = "ahead" if off_ms > 0 else "back"
-        facts = {way: format_ms(abs(off_ms) // 1000 * 1000)}
-        if of == STORES:
-            text = f"{_JUMPED}: no record expires by it while the clock of the store has another time"
-            return Unavailable(text, **facts).with_code(ErrorCode.CLOCK_JUMPED)
-        return Unavailable(
-            (
-                f"{_JUMPED}: no record expires by it until the clock is corrected, the store confirms it, "
-                "or it is trusted after a while"
-            ),
-            **facts,
-            believed_after=format_ms(self.hold_ms),
-        ).with_code(ErrorCode.CLOCK_JUMPED)
+        facts = {"ahead" if off_ms > 0 else "back": format_ms(abs(off_ms) // 1000 * 1000)}
+        until = "while the clock of the store has another time"
+        if of == COUNTED:
+            until = "until the clock is corrected, the store confirms it, or it is trusted after a while"
+            facts["believed_after"] = format_ms(self.hold_ms)
+        return Unavailable(f"{_JUMPED}: no record expires by it {until}", **facts).with_code(ErrorCode.CLOCK_JUMPED)

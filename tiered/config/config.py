@@ -350,27 +350,20 @@ def log_settings(settings: Mapping[str, str]) -> LogSettings:
 
     codec = cast(str, _value(settings, "compression.type"))
     level = _int(settings, f"compression.{codec}.level") if codec in ("gzip", "lz4", "zstd") else None
+    is_log_append_time = _value(settings, "message.timestamp.type") == "LogAppendTime"
+    unchanged: dict[str, Any] = {row.log_setting: _value(settings, row.name) for row in TABLE if row.log_setting}
     return LogSettings(
-        segment_bytes=_int(settings, "segment.bytes"),
-        segment_ms=_int(settings, "segment.ms"),
-        index_interval_bytes=_int(settings, "index.interval.bytes"),
-        segment_index_bytes=_int(settings, "segment.index.bytes"),
-        max_message_bytes=_int(settings, "max.message.bytes"),
-        batch_bytes=_int(settings, "append.batch.bytes"),
         compression=Codec.NONE if codec in ("producer", "uncompressed") else Codec[codec.upper()],
         compression_level=None if codec == "gzip" and level == -1 else level,
-        timestamp_type=TimestampType.LOG_APPEND_TIME
-        if _value(settings, "message.timestamp.type") == "LogAppendTime"
-        else TimestampType.CREATE_TIME,
+        timestamp_type=TimestampType.LOG_APPEND_TIME if is_log_append_time else TimestampType.CREATE_TIME,
         timestamp_before_max_ms=_unless_max(_int(settings, "message.timestamp.before.max.ms")),
         timestamp_after_max_ms=_unless_max(_int(settings, "message.timestamp.after.max.ms")),
-        segment_jitter_ms=_int(settings, "segment.jitter.ms"),
         max_compaction_lag_ms=_unless_max(_int(settings, "max.compaction.lag.ms")),
         is_compacted="compact" in _policies(settings),
         drops_keyless=_value(settings, "compaction.records.without.key") == "drop",
         flush_messages=_unless_max(_int(settings, "flush.messages")),
         flush_ms=_unless_max(_int(settings, "flush.ms")),
-        producer_id_expiration_ms=_int(settings, "producer.id.expiration.ms"),
+        **unchanged,
     )
 
 

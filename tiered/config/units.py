@@ -9,20 +9,8 @@ from __future__ import annotations
 import datetime
 import re
 
-from policies.formatting import counted, format_ms
-
-__all__ = [
-    "counted",
-    "format_bytes",
-    "format_count",
-    "format_dollars",
-    "format_lasted",
-    "format_ms",
-    "parse_bytes",
-    "parse_duration",
-    "parse_ms",
-    "rfc3339",
-]
+from policies.formatting import counted as counted
+from policies.formatting import format_ms as format_ms
 
 _MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _BYTES = {"b": 1} | {

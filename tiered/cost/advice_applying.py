@@ -121,25 +121,14 @@ def _recode_step(manager: LogManager, advice: CostAdvice, move: Move, prices: Pr
     puts, gets, dollars = 0, 0, 0.0
     for held in manager.partitions.all([advice.topic]):
         rows = [each for each in log_entries(held) if entry_filter(each) and _class_of(each) != move.to]
-        moved += [
-            MovedSegment(
-                partition=held.name.partition,
-                base_offset=each.base_offset,
-                next_offset=each.next_offset,
-                ulid=each.ulid,
-                stored_bytes=each.stored_bytes,
-            )
-            for each in rows
-        ]
-        encodings = [EncodingChoice(codec=each.codec, key_id=each.key_id, storage_class=move.to) for each in rows]
-        costs = [
-            cost_of([each], encoding, prices, replaced_ms=now_ms)
-            for each, encoding in zip(rows, encodings, strict=True)
-        ]
         manifests = -(-len(rows) // GROUPS_A_MANIFEST)
-        puts += sum(each.puts for each in costs) + manifests
-        gets += sum(each.gets for each in costs)
-        dollars += sum(each.dollars for each in costs) + request_cost(puts=manifests, prices=prices.of(None))
+        puts, dollars = puts + manifests, dollars + request_cost(puts=manifests, prices=prices.of(None))
+        for each in rows:
+            facts = {name: getattr(each, name) for name in ("base_offset", "next_offset", "ulid", "stored_bytes")}
+            moved.append(MovedSegment(partition=held.name.partition, **facts))
+            encoding = EncodingChoice(codec=each.codec, key_id=each.key_id, storage_class=move.to)
+            cost = cost_of([each], encoding, prices, replaced_ms=now_ms)
+            puts, gets, dollars = puts + cost.puts, gets + cost.gets, dollars + cost.dollars
     return RecodeStep(
         topic=advice.topic,
         storage_class=move.to,

@@ -15,13 +15,13 @@ given rate. The oldest records of a compacted log do not show when it began, so 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import count, takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from local.errors import InvalidRequest, LogError
+from local.errors import InvalidRequest
 from local.facts import SegmentInfo
 from local.format.batch_header import HEADER_BYTES, read_header
 from local.names import TopicPartition
@@ -31,6 +31,7 @@ from policies.cost.scenarios import Stream
 from policies.cost.simulation import Reads, Workload
 from policies.cost.storage_cost import DAY_MS, DAYS_PER_MONTH
 from policies.formatting import counted
+from policies.rules import Limits
 from remote.keys import topic_directory
 from remote.manifest.manifest import Manifest, encode_line
 from remote.segment_entry import SegmentEntry
@@ -91,17 +92,15 @@ def measured_streams(
     names = sorted(name for name in tiered if wanted is None or name in wanted)
     given = rates_of(rates, names) if rates else {}
     unread = {name.topic: error for name, error in unread_partitions(manager, names).items()}
-    return [
-        _unread(name, unread[name])
-        if name in unread
-        else measured(manager, name, now_ms, history, may_ask=may_ask, bytes_per_day=given.get(name))
-        for name in names
-    ]
-
-
-def _unread(topic: str, error: LogError) -> Measured:
-    warning = f"{topic}: omitted, its remote tier is unreadable: {flat(error)}"
-    return Measured(topic=topic, stream=None, basis=("a remote tier is unreadable",), warning=warning, is_unread=True)
+    found = []
+    for name in names:
+        if name in unread:
+            why = f"{name}: omitted, its remote tier is unreadable: {flat(unread[name])}"
+            basis = ("a remote tier is unreadable",)
+            found.append(Measured(topic=name, stream=None, basis=basis, warning=why, is_unread=True))
+        else:
+            found.append(measured(manager, name, now_ms, history, may_ask=may_ask, bytes_per_day=given.get(name)))
+    return found
 
 
 def measured(
@@ -115,10 +114,10 @@ def measured(
 ) -> Measured:
     """Measure one topic; each of its partitions counts as the average."""
     held = manager.partitions.all([topic])
-    entries_of = {each.name: list(all_entries(each) if may_ask else _rows_at_hand(each)) for each in held}
+    entries_of = {each.name: list(all_entries(each, may_ask=may_ask)) for each in held}
     rows = [row for each in entries_of.values() for row in each]
-    pieces = [Piece(size_bytes=row.size_bytes, min_ms=row.min_timestamp_ms, max_ms=row.max_timestamp_ms)
-              for row in rows if row.min_timestamp_ms is not None and row.max_timestamp_ms is not None]  # fmt: skip
+    times = [(row.size_bytes, row.min_timestamp_ms, row.max_timestamp_ms) for row in rows]
+    pieces = [Piece(size, first, last) for size, first, last in times if first is not None and last is not None]
     samples = list(_samples(held))
     if not held or not (pieces or samples):
         return Measured(topic=topic, stream=None, basis=("no records are stored yet",))
@@ -129,7 +128,8 @@ def measured(
     batch_bytes, zstd = _batches([data for _, data in beginnings])
     if bytes_per_day is None:
         marks = [_marks(each, entries_of[each.name], beginnings) for each in held]
-        compacted = by_offsets(marks, _record_bytes(rows)) if shares[0] < 1 else None
+        record_bytes = sum(row.size_bytes for row in rows) / max(1, sum(row.record_count for row in rows))
+        compacted = by_offsets(marks, record_bytes) if shares[0] < 1 else None
         local = [segment for _, segment in samples]
         arriving = compacted or arrival(pieces, local, batch_bytes, shares[0], len(held))
     else:
@@ -151,18 +151,15 @@ def measured(
         read_share=read,
         zstd_share=zstd,
     )
-    where = "on the disk" if samples else "in the bucket"
-    basis: tuple[str, ...] = (
+    older = 0 if may_ask else sum(page.segment_count for manifest in manifests for page in manifest.pages)
+    basis = (
         arriving.said,
         f"{counted(len(rows), 'segment')} in the bucket",
-        f"{counted(len(beginnings), 'segment')} sampled {where}",
+        f"{counted(len(beginnings), 'segment')} sampled {'on the disk' if samples else 'in the bucket'}",
+        *([f"reads of the last {max(metered_ms, DAY_MS) / DAY_MS:.1f} days"] if read else []),
+        *_caveats(held, pieces, now_ms),
+        *([f"{older} older segments are not counted"] if older else []),
     )
-    if read:
-        basis = (*basis, f"reads of the last {max(metered_ms, DAY_MS) / DAY_MS:.1f} days")
-    basis += _caveats(held, pieces, now_ms)
-    older = 0 if may_ask else sum(page.segment_count for manifest in manifests for page in manifest.pages)
-    if older:
-        basis = (*basis, f"{older} older segments are not counted")
     return Measured(topic=topic, stream=stream, basis=basis)
 
 
@@ -170,33 +167,18 @@ def _marks(
     held: Partition, rows: Iterable[SegmentEntry], beginnings: Iterable[tuple[TopicPartition, Body]]
 ) -> list[Mark]:
     ends: list[SegmentEntry | SegmentInfo] = [*rows, *held.log.segments()]
-    found = [Mark(next_offset=each.next_offset, at_ms=each.max_timestamp_ms)
-             for each in ends if each.max_timestamp_ms is not None]  # fmt: skip
+    found = [Mark(each.next_offset, each.max_timestamp_ms) for each in ends if each.max_timestamp_ms is not None]
     firsts = [first_mark(data) for name, data in beginnings if name == held.name]
     return [*found, *(each for each in firsts if each is not None)]
 
 
-def _record_bytes(rows: Iterable[SegmentEntry]) -> float:
-    known = [(row.size_bytes, row.record_count) for row in rows]
-    return sum(size for size, _ in known) / max(1, sum(count for _, count in known))
-
-
-def _caveats(held: Sequence[Partition], pieces: Sequence[Piece], now_ms: int) -> tuple[str, ...]:
-    ends = [piece.max_ms for piece in pieces]
-    ends += [
-        info.max_timestamp_ms for each in held for info in each.log.segments() if info.max_timestamp_ms is not None
-    ]
-    idle_ms, limits = now_ms - max(ends, default=now_ms), held[0].rules.log_limits
-    idle = f"no records arrived for {format_ms(idle_ms)}, simulated with the earlier rate"
-    return (
-        *([idle] if idle_ms > DAY_MS else []),
-        *(["retained without limit, shown after a year"] if limits.ms is limits.bytes is None else []),
-    )
-
-
-def _rows_at_hand(held: Partition) -> tuple[SegmentEntry, ...]:
-    manifest = held.manifest()
-    return (*manifest.segments, *manifest.view_entries) if manifest is not None else ()
+def _caveats(held: Sequence[Partition], pieces: Sequence[Piece], now_ms: int) -> Iterator[str]:
+    ends = [info.max_timestamp_ms for each in held for info in each.log.segments()]
+    newest_ms = max((ms for ms in (*ends, *(piece.max_ms for piece in pieces)) if ms is not None), default=now_ms)
+    if now_ms - newest_ms > DAY_MS:
+        yield f"no records arrived for {format_ms(now_ms - newest_ms)}, simulated with the earlier rate"
+    if held[0].rules.log_limits == Limits(None, None):
+        yield "retained without limit, shown after a year"
 
 
 def manifest_costs(manifest: Manifest) -> dict[str, Any]:
@@ -240,22 +222,15 @@ def _workload(
     rows: Sequence[SegmentEntry],
     manifests: Sequence[Manifest],
 ) -> Workload:
-    workload = Workload(
-        batch_bytes=batch[0],
-        batch_ms=batch[1],
-        segment_bytes=settings.segment_bytes,
-        segment_ms=settings.roll_ms,
-        compacted_share=shares[0],
-        stored_share=shares[1],
-        tick_ms=manager.config.int_of("remote.log.manager.task.interval.ms"),
-    )
+    found: dict[str, Any] = {"segment_bytes": settings.segment_bytes, "segment_ms": settings.roll_ms}
+    found |= {"compacted_share": shares[0], "stored_share": shares[1]}
     if rows:
         share = sum(row.indexes_bytes for row in rows) / max(1, sum(row.size_bytes for row in rows))
-        workload = replace(workload, index_base_bytes=0.0, index_share=share)
+        found |= {"index_base_bytes": 0.0, "index_share": share}
     if manifests:
-        largest = max(manifests, key=lambda manifest: manifest.segment_count)
-        workload = replace(workload, **manifest_costs(largest))
-    return workload
+        found |= manifest_costs(max(manifests, key=lambda manifest: manifest.segment_count))
+    tick_ms = manager.config.int_of("remote.log.manager.task.interval.ms")
+    return Workload(batch_bytes=batch[0], batch_ms=batch[1], tick_ms=tick_ms, **found)
 
 
 def _shares(rows: Sequence[SegmentEntry], held: Partition) -> tuple[float, float]:
@@ -318,8 +293,7 @@ def _reads(
 # -- arrival rate ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Piece(NamedTuple):
     """A part of the log in either tier, with the times of its oldest and newest record."""
 
     size_bytes: int
@@ -371,8 +345,7 @@ def arrival(
     return Arrival(bytes_per_ms=rate, said=f"arrival rate of {_shown(longest)} in local segments", seen_ms=longest)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class Mark(NamedTuple):
     """At `at_ms` all records of a partition below `next_offset` had arrived."""
 
     next_offset: int
@@ -386,7 +359,7 @@ def by_offsets(marks: Sequence[Sequence[Mark]], record_bytes: float) -> Arrival 
     offset is ignored. Returns None if no partition has marks of two times.
     """
     newest = max((mark.at_ms for each in marks for mark in each), default=0)
-    late = [sorted((m for m in each if m.at_ms > newest - RATE_MS), key=astuple) for each in marks]
+    late = [sorted(mark for mark in each if mark.at_ms > newest - RATE_MS) for each in marks]
     firsts = [each[0] for each in late if each]
     known = [(each[-1].next_offset - each[0].next_offset, newest - each[0].at_ms) for each in late if len(each) > 1]
     span = max((newest - each.at_ms for each in firsts), default=0)

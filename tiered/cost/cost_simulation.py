@@ -35,8 +35,6 @@ from tiered.manager.manager import LogManager
 if TYPE_CHECKING:
     import pandas as pd
 
-HOUR_MS = 3_600_000
-MIB = 1 << 20
 FOR_EVER_MS = -1
 PART_BYTES_LEAST = 5 << 20  # S3's minimum for all parts but the last
 READ_SHARE_MOST = 1_000_000  # times a month; more is a typing error
@@ -51,6 +49,7 @@ CLASS_NAMES = {
 }
 Value: TypeAlias = int | float | str
 Axes: TypeAlias = Mapping[str, Sequence[Value]]
+Curve: TypeAlias = tuple[tuple[int | float, ScenarioCost], ...]  # costs by value of one setting
 
 
 def class_of(text: str) -> str:
@@ -79,45 +78,25 @@ class Axis(NamedTuple):
     key: str  # the property
     label: str
     read: Callable[[str], Value | None]  # None for a malformed value
-    of: Callable[[Stream], Value | None]  # None is no limit of time
 
 
 AXES: Mapping[str, Axis] = {  # by field of `Scenario`
-    "retention_ms": Axis(
-        "retention", "retention.ms", "Retention", parse_duration, lambda stream: stream.rules.log_limits.ms
-    ),
-    "local_retention_ms": Axis(
-        "local", "local.retention.ms", "Local retention", parse_duration, lambda stream: stream.rules.local_limits.ms
-    ),
-    "segment_bytes": Axis(
-        "segment", "segment.bytes", "Segment size", parse_bytes, lambda stream: stream.workload.segment_bytes
-    ),
-    "part_bytes": Axis("part", "part.size", "Part size", parse_bytes, lambda stream: stream.workload.part_bytes),
-    "compression": Axis(
-        "codec",
-        "remote.compression",
-        "Codec in the bucket",
-        str.lower,
-        lambda stream: "zstd" if stream.workload.stored_share < 1 else "none",
-    ),
-    "storage_class": Axis(
-        "class", "remote.storage.class", "Storage class", class_of, lambda stream: stream.storage_class
-    ),
-    "read_share": Axis("reads", "reads", "Share read a month", read_share, lambda stream: stream.read_share),
+    "retention_ms": Axis("retention", "retention.ms", "Retention", parse_duration),
+    "local_retention_ms": Axis("local", "local.retention.ms", "Local retention", parse_duration),
+    "segment_bytes": Axis("segment", "segment.bytes", "Segment size", parse_bytes),
+    "part_bytes": Axis("part", "part.size", "Part size", parse_bytes),
+    "compression": Axis("codec", "remote.compression", "Codec in the bucket", str.lower),
+    "storage_class": Axis("class", "remote.storage.class", "Storage class", class_of),
+    "read_share": Axis("reads", "reads", "Share read a month", read_share),
 }
+_RETENTIONS = "1h 6h 12h 1d 2d 3d 7d 14d 30d 60d 90d 180d 365d 730d -1"
+_LOCAL_RETENTIONS = "1h 2h 6h 12h 1d 2d 3d 7d 14d 30d"
 # Values of each setting on the page.
 STEPS: Mapping[str, tuple[int | float, ...]] = {
-    "retention_ms": (
-        *(hours * HOUR_MS for hours in (1, 6, 12)),
-        *(days * DAY_MS for days in (1, 2, 3, 7, 14, 30, 60, 90, 180, 365, 730)),
-        FOR_EVER_MS,
-    ),
-    "local_retention_ms": (
-        *(hours * HOUR_MS for hours in (1, 2, 6, 12)),
-        *(days * DAY_MS for days in (1, 2, 3, 7, 14, 30)),
-    ),
-    "segment_bytes": tuple(size * MIB for size in (4, 16, 64, 128, 256, 512, 1024)),
-    "part_bytes": tuple(size * MIB for size in (5, 8, 16, 32, 64)),
+    "retention_ms": tuple(parse_ms(text) or 0 for text in _RETENTIONS.split()),
+    "local_retention_ms": tuple(parse_ms(text) or 0 for text in _LOCAL_RETENTIONS.split()),
+    "segment_bytes": tuple(size << 20 for size in (4, 16, 64, 128, 256, 512, 1024)),
+    "part_bytes": tuple(size << 20 for size in (5, 8, 16, 32, 64)),
     "read_share": (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0),
 }
 # A value of a URL beyond these bounds is a typing error, and would keep the simulator busy for long.
@@ -226,11 +205,11 @@ class CostLab(SimulatedCosts):
     streams: tuple[Stream, ...]
     chosen: ScenarioCost
     along: str
-    curve: tuple[tuple[int | float, ScenarioCost], ...]
-    curve_today: tuple[tuple[int | float, ScenarioCost], ...]
-    by_class: Mapping[str, tuple[tuple[float, ScenarioCost], ...]]
+    curve: Curve
+    curve_today: Curve
+    by_class: Mapping[str, Curve]
 
-    def value_today(self, field: str) -> Value | None:
+    def value_today(self, field: str) -> Value:
         """Return today's value of a setting in the largest stream, FOR_EVER_MS without a limit."""
         return _value_of(_largest(self.streams), field)
 
@@ -309,9 +288,9 @@ def cost_lab(measured: Sequence[Measured], asked: Scenario, prices: PriceTable, 
     places = {_place(streams, asked, along), _place(streams, Scenario(), along)}
     steps = sorted(step for step in {*STEPS[along], *places} if step is not None and step != FOR_EVER_MS)
 
-    def curve(variant: Scenario) -> tuple[tuple[int | float, ScenarioCost], ...]:
-        at = [replace(variant, **{along: step}) for step in steps]  # type: ignore[arg-type]
-        return tuple((step, cost_of(streams, each, prices)) for step, each in zip(steps, at, strict=True))
+    def curve(variant: Scenario, field: str, values: Iterable[int | float]) -> Curve:
+        at = {value: replace(variant, **{field: value}) for value in values}  # type: ignore[arg-type]
+        return tuple((value, cost_of(streams, each, prices)) for value, each in at.items())
 
     return CostLab(
         measured=tuple(measured),
@@ -320,13 +299,10 @@ def cost_lab(measured: Sequence[Measured], asked: Scenario, prices: PriceTable, 
         today=cost_of(streams, Scenario(), prices),
         chosen=cost_of(streams, asked, prices),
         along=along,
-        curve=curve(asked),
-        curve_today=curve(Scenario()),
+        curve=curve(asked, along, steps),
+        curve_today=curve(Scenario(), along, steps),
         by_class={
-            name: tuple(
-                (share, cost_of(streams, replace(asked, storage_class=name, read_share=share), prices))
-                for share in READ_SHARES
-            )
+            name: curve(replace(asked, storage_class=name), "read_share", READ_SHARES)
             for name in offered_classes(prices)
         },
         sensitivities=tuple(sensitivities(streams, default_axes(streams, prices), prices)),
@@ -357,9 +333,20 @@ def _place(streams: Sequence[Stream], variant: Scenario, along: str) -> int | fl
     return value if isinstance(value, (int, float)) else None
 
 
-def _value_of(stream: Stream, field: str) -> Value | None:
-    found = AXES[field].of(stream)
-    return FOR_EVER_MS if found is None and field.endswith("_ms") else found
+def _value_of(stream: Stream, field: str) -> Value:
+    """Return today's value of a setting; FOR_EVER_MS without a limit."""
+    rules, workload = stream.rules, stream.workload
+    values: dict[str, Value | None] = {
+        "retention_ms": rules.log_limits.ms,
+        "local_retention_ms": rules.local_limits.ms,
+        "segment_bytes": workload.segment_bytes,
+        "part_bytes": workload.part_bytes,
+        "compression": "zstd" if workload.stored_share < 1 else "none",
+        "storage_class": stream.storage_class,
+        "read_share": stream.read_share,
+    }
+    found = values[field]
+    return FOR_EVER_MS if found is None else found
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -391,7 +378,7 @@ def default_axes(streams: Sequence[Stream], prices: PriceTable) -> dict[str, lis
     segment = largest.workload.segment_bytes
     found: dict[str, list[Value]] = {
         "retention_ms": [retention // 2, retention * 2] if retention is not None else [30 * DAY_MS, 90 * DAY_MS],
-        "local_retention_ms": [each for each in (HOUR_MS, 6 * HOUR_MS, DAY_MS) if local is None or each < local],
+        "local_retention_ms": [each for each in (DAY_MS // 24, DAY_MS // 4, DAY_MS) if local is None or each < local],
         "segment_bytes": [segment // 4, segment * 4] if segment < 1 << 30 else [segment // 4],
         "part_bytes": [16 << 20],
         "compression": ["zstd"] if any(each.zstd_share is not None for each in streams) else [],

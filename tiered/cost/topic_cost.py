@@ -53,11 +53,6 @@ class CostReport:
         return {**self.unread_deleted, **self.unread}
 
     @property
-    def problems(self) -> dict[TopicPartition, str]:
-        deleted = {name: f"deleted: {error}" for name, error in self.unread_deleted.items()}
-        return {**deleted, **{name: str(error) for name, error in self.unread.items()}}
-
-    @property
     def total(self) -> float | None:
         """Dollars a month of all topics; None with an unreadable tier."""
         return None if self.all_unread else sum(each.total for each in self.bills)
@@ -154,11 +149,11 @@ def log_entries(held: Partition) -> Iterator[SegmentEntry]:
         yield from manifest.segments
 
 
-def all_entries(held: Partition) -> Iterator[SegmentEntry]:
-    """Yield the segment entries of a log, then of its views."""
+def all_entries(held: Partition, *, may_ask: bool = True) -> Iterator[SegmentEntry]:
+    """Yield the segment entries of a log, then of its views; without `may_ask` no entry of a manifest page."""
     manifest = held.manifest()
-    yield from log_entries(held)
-    if manifest is not None and held.metadata is not None:
+    yield from log_entries(held) if may_ask or manifest is None else manifest.segments
+    if manifest is not None:
         yield from manifest.view_entries
 
 
@@ -167,34 +162,25 @@ METERED = (
     *("data_puts", "data_gets", "data_bytes_in", "data_bytes_out"),
 )
 
-_OF_REMOTE = (
-    "dollars_per_month",
-    *(f"{kind}_dollars" for kind in KINDS if kind not in ("requests", "disk")),
-    "double_storage_dollars",
-    "idle_dollars",
-    "segments",
-    "remote_bytes",
-    "double_bytes",
-    "shared_bytes",
-)
-_OF_DISK = ("disk_dollars", "local_bytes")
-
 
 def bill_row(bill: TopicBill, *, is_remote_read: bool = True, is_local_read: bool = True) -> dict[str, object]:
     """Return a bill as flat fields, a month; fields of a tier that was not read are None."""
-    return {
-        "topic": bill.topic,
+    remote = {
         "dollars_per_month": bill.total,
-        **{f"{kind}_dollars": getattr(bill, kind) for kind in KINDS},
+        **{f"{kind}_dollars": getattr(bill, kind) for kind in KINDS if kind not in ("requests", "disk")},
         "double_storage_dollars": bill.double,
         "idle_dollars": bill.idle,
         "segments": bill.segments,
         "remote_bytes": bill.data_bytes,
-        "local_bytes": bill.local_bytes,
         "double_bytes": bill.both_bytes,
         "shared_bytes": bill.shared_bytes,
+    }
+    local = {"disk_dollars": bill.disk, "local_bytes": bill.local_bytes}
+    return {
+        "topic": bill.topic,
+        **(remote if is_remote_read else dict.fromkeys(remote)),
+        "requests_dollars": bill.requests,
+        **(local if is_local_read else dict.fromkeys(local)),
         **{f"{name}_per_month": round(getattr(bill.month_requests, name)) for name in METERED},
         "metered_months": bill.months,
-        **dict.fromkeys(() if is_remote_read else _OF_REMOTE),
-        **dict.fromkeys(() if is_local_read else _OF_DISK),
     }

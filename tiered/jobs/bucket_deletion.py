@@ -3,7 +3,7 @@
 Jobs next to a manager only unlink: the writer's maintenance deletes the bytes. A partition that only ingests wrote has
 no maintenance. An ingest is finished once its note is in the manifest: a takeover then stops no work, and the new
 writer may delete as any writer does (`remote.gc.delayed_delete`). The job also deletes old manifests, if there are as
-many as a manager would delete (`policies.remote_retention`).
+many as a manager would delete (`policies.retention`).
 
 | state of a partition | how the newest manifest shows it | action |
 |---|---|---|
@@ -43,7 +43,7 @@ from dataclasses import dataclass, replace
 from local.errors import Conflict
 from policies.decisions import DeletePage, DeletePending
 from policies.formatting import counted, format_ms
-from policies.remote_retention import collectable_upto, deletions
+from policies.retention import collectable_upto, deletions
 from policies.rules import PartitionRules
 from remote.gc.delayed_delete import collect_manifests, delete_due_objects, delete_due_pages, unpinned
 from remote.gc.pins import PinWatch

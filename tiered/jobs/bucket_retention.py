@@ -1,6 +1,6 @@
 """Retention in a bucket by a co-writer: expired segment entries leave the manifest.
 
-The policies are a manager's (`policies.remote_retention`), without a disk: retention by size counts too few bytes
+The policies are a manager's (`policies.retention`), without a disk: retention by size counts too few bytes
 rather than too many. The job raises the log start offset, takes entries out of the manifest and makes their objects
 pending deletes. The writer, or `tiered.jobs.bucket_deletion`, deletes these after the grace period.
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from policies.compacted_view import held_back
 from policies.decisions import ExpirePage, ExpireRemote
-from policies.remote_retention import expirations, leaving, page_to_know
+from policies.retention import expirations, leaving, page_to_know
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from remote.manifest.catalog import RemotePartitionName

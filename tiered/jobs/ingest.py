@@ -16,7 +16,7 @@ With a span of None there are no gaps; then one task must have all records of a 
 note is skipped. The `turn` of a stream is its batch number: a turn at or below the noted one is already committed.
 
 **Old manifests.** A stream commits a manifest with every batch, and no manager deletes old ones. So the commit deletes
-as many as a manager would (`policies.remote_retention`). An error there does not fail the ingest.
+as many as a manager would (`policies.retention`). An error there does not fail the ingest.
 
 | a crash or an error after | leaves | outcome |
 |---|---|---|
@@ -36,7 +36,7 @@ from itertools import pairwise
 from local.errors import Conflict, InvalidRequest, LogError, NotFound
 from local.log.checkpoints import parse_entries
 from local.names import new_topic_id
-from policies.remote_retention import collectable_upto
+from policies.retention import collectable_upto
 from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.gc.delayed_delete import collect_manifests

@@ -35,7 +35,7 @@ from typing import NamedTuple, Protocol
 from local.errors import InvalidRequest, LogError, NotFound, Unavailable
 from policies.cost.prices import BUILT_IN, PriceTable
 from policies.cost.storage_cost import GIB, early_deletion, request_cost, retrieval_cost, upload_requests
-from policies.remote_retention import UNLINKED_MAX
+from policies.retention import UNLINKED_MAX
 from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition, why_missing
 from remote.keys import new_ulid

@@ -47,7 +47,7 @@ from policies.decisions import (
     RollActive,
 )
 from policies.invariants import violations
-from policies.local_retention import local_drops
+from policies.retention import local_drops
 from policies.snapshot import PartitionSnapshot
 from remote.gc.delayed_delete import collect_manifests, delete_due_objects, delete_due_pages
 from remote.manifest.manifest_changes import expire_pages, expire_segments

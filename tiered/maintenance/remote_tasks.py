@@ -60,7 +60,7 @@ from policies.decisions import (
     RollActive,
 )
 from policies.plan import plan_partition
-from policies.remote_retention import page_to_know
+from policies.retention import page_to_know
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import completes_commit
 from tiered.maintenance.apply import SENDING, apply_in_task

@@ -25,8 +25,7 @@ import msgspec
 from local.errors import InvalidRequest, LogError, NotFound, Unavailable
 from local.names import TopicPartition
 from local.storage import Storage, replace_file
-from policies.decisions import Plan
-from policies.deferrals import Code
+from policies.decisions import Code, Plan
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import copies_at_once, copy_deferrals_at_once
 

@@ -52,7 +52,7 @@ from local.log.checkpoints import encode_epochs
 from local.log.leader_epochs import LeaderEpochs
 from local.names import LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, TIME_INDEX, TXN_INDEX, TopicPartition, segment_file
 from local.storage import Storage, join
-from policies.remote_retention import collectable_upto
+from policies.retention import collectable_upto
 from policies.tier_relation import BrokerRetention, is_deletion
 from remote.gc.delayed_delete import collect_manifests
 from remote.keys import partition_prefix

@@ -361,7 +361,7 @@ class Partition:
     def _with_oldest_rows(
         self, snapshot: PartitionSnapshot, manifest: Manifest, known: dict[str, Rows], *, may_ask: bool
     ) -> PartitionSnapshot:
-        from policies.remote_retention import page_to_know
+        from policies.retention import page_to_know
 
         for _ in range(OLDEST_PAGES_MAX):
             page = page_to_know(snapshot)

@@ -17,15 +17,14 @@ from local.errors import LogError, NotFound
 from local.names import TopicPartition
 from policies.cost.plan_cost import DecisionCost, PlanCost, plan_cost
 from policies.cost.prices import BUILT_IN, PriceTable
-from policies.decisions import Plan, place_of
-from policies.deferrals import Deferral
+from policies.decisions import Deferral, Plan, place_of
 from policies.plan import plan as plan_snapshots
-from policies.remote_retention import page_to_know
+from policies.retention import page_to_know
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import remote_unknown_deferrals
 from tiered.config.config import Config, resolve_rules
 from tiered.config.price_file import new_class, prices_or_none
-from tiered.config.properties import DEFAULTS, Value, canonical, find_property, parse
+from tiered.config.properties import DEFAULTS, TABLE, Value, canonical, find_property, parse
 from tiered.manager.manager import LogManager
 from tiered.status.status_report import all_usage, snapshots_at_hand, unread_partitions
 
@@ -52,42 +51,7 @@ VERBS = {
     "DeletePage": ("-", "delete page"),
     "CollectManifests": ("-", "collect"),
 }
-_APPENDS = "it applies to appends, and the state contains their records"
-_THROTTLE = "it changes the speed only"
-_ROOM = "free space is checked when the plan is applied"
-WITHOUT_EFFECT: Mapping[str, str] = {
-    "max.message.bytes": _APPENDS,
-    "message.timestamp.type": _APPENDS,
-    "message.timestamp.before.max.ms": _APPENDS,
-    "message.timestamp.after.max.ms": _APPENDS,
-    "compression.type": _APPENDS,
-    "compression.gzip.level": _APPENDS,
-    "compression.lz4.level": _APPENDS,
-    "compression.zstd.level": _APPENDS,
-    "append.batch.bytes": _APPENDS,
-    "flush.messages": _APPENDS,
-    "flush.ms": _APPENDS,
-    "producer.id.expiration.ms": _APPENDS,
-    "log.cleaner.threads": _THROTTLE,
-    "log.cleaner.io.max.bytes.per.second": _THROTTLE,
-    "log.cleaner.uncleanable.retry.ms": _THROTTLE,
-    "num.recovery.threads.per.data.dir": _THROTTLE,
-    "remote.log.manager.copy.max.bytes.per.second": _THROTTLE,
-    "remote.log.manager.fetch.max.bytes.per.second": _THROTTLE,
-    "remote.log.manager.task.interval.ms": _THROTTLE,
-    "remote.log.manager.copier.thread.pool.size": _THROTTLE,
-    "remote.log.manager.expiration.thread.pool.size": _THROTTLE,
-    "remote.s3.client": "both clients send the same requests",
-    "remote.fetch.cache.bytes": "it applies to readers",
-    "remote.fetch.cache.dir": "it applies to readers",
-    "remote.fetch.cache.dir.max.bytes": "it applies to readers",
-    "log.dir.free.bytes.min": _ROOM,
-    "log.dir.free.share.min": _ROOM,
-    "log.dir.append.free.bytes.min": _ROOM,
-    "log.dir.relief.free.bytes.min": _ROOM,
-    "clock.jump.hold.ms": "the clock is checked when the plan is applied",
-    "cost.prices": "the prices are compared, not their file",
-}
+WITHOUT_EFFECT = frozenset(row.name for row in TABLE if row.not_planned)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,28 +194,21 @@ def decision_row(line: DecisionCost) -> Row:
         "verb": verb,
         "where": str(line.partition),
         "what": place_of(line.decision),
-        "requests": line.puts + line.gets + line.lists,
+        "requests": line.requests,
         "once": known_amount(line.dollars + line.early_dollars),
     }
 
 
 def total_rows(lines: Sequence[DecisionCost]) -> list[Row]:
+    """Return the sums of the decisions of each kind, in the order of a plan."""
     found: list[Row] = []
     for kind, (sign, verb) in VERBS.items():
-        some = [each for each in lines if kind_of(each) == kind]
-        if some:
-            found.append(
-                {
-                    "sign": sign,
-                    "verb": verb,
-                    "decision": kind,
-                    "count": len(some),
-                    "size_bytes": sum(each.decision.size_bytes for each in some),
-                    "requests": sum(each.puts + each.gets + each.lists for each in some),
-                    "once": known_amount(sum(each.dollars + each.early_dollars for each in some)),
-                    "dollars_per_month": known_amount(sum(each.monthly_dollars for each in some)),
-                }
-            )
+        if some := [each for each in lines if kind_of(each) == kind]:
+            once = known_amount(sum(each.dollars + each.early_dollars for each in some))
+            sums = {"size_bytes": sum(each.decision.size_bytes for each in some), "once": once}
+            sums |= {"requests": sum(each.requests for each in some)}
+            sums |= {"dollars_per_month": known_amount(sum(each.monthly_dollars for each in some))}
+            found.append({"sign": sign, "verb": verb, "decision": kind, "count": len(some), **sums})
     return found
 
 

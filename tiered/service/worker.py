@@ -15,7 +15,7 @@ from local.errors import AccessDenied, DiskFailed, LogError, Unavailable
 from local.facts import LogDirFacts
 from local.names import TopicPartition
 from policies.decisions import Decision, DropLocal, Plan
-from policies.local_retention import disk_relief
+from policies.retention import disk_relief
 from tiered.config.clock_guard import ClockGuard, counted_ms
 from tiered.config.properties import APPEND_FREE_MIN, RELIEF_FREE_MIN
 from tiered.config.units import format_lasted

@@ -39,7 +39,7 @@ from tiered.status.sync_status import TierSync
 
 if TYPE_CHECKING:
     from policies.cost.prices import PriceTable
-    from policies.deferrals import Code, Deferral
+    from policies.decisions import Code, Deferral
     from policies.snapshot import PartitionFigures, PartitionSnapshot
     from remote.segment_entry import SegmentEntry
     from tiered.maintenance.cleaning import Uncleanable
@@ -181,7 +181,7 @@ def _put_off(
     waiting = [each for each in figures if each.is_tiered and uncopied(each)]
     if not waiting:
         return {}
-    from policies.deferrals import Code
+    from policies.decisions import Code
     from policies.snapshot import PartitionSnapshot
     from policies.tiering import copy_deferrals, remote_unknown_deferrals
 
@@ -522,7 +522,7 @@ def causes(
 
 def deferral_lines(deferrals: Mapping[TopicPartition, Sequence[Deferral]], now_ms: int) -> list[str]:
     """Format a line for each reason, without pauses and problems."""
-    from policies.deferrals import Code
+    from policies.decisions import Code
 
     return [cause_line(each, now_ms) for each in causes(deferrals, without=(Code.PAUSED, Code.REMOTE_UNKNOWN))]
 

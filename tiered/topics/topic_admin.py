@@ -290,15 +290,6 @@ class TopicDeletion:
                 _log.warning("the deletion of a topic waits: topic=%s error=%s", deleted.topic.name, error)
         return more
 
-    def _removed(self, deleted: DeletedTopic, name: TopicPartition, now_ms: int) -> Removal:
-        from remote.gc.partition_removal import Removal
-
-        try:
-            return self._remove(deleted, name, now_ms)
-        except LogError as error:
-            _log.warning("the deletion of a partition in the bucket waits: partition=%s error=%s", name, error)
-            return Removal.WAITING
-
     def _delete_local(self, deleted: DeletedTopic, now_ms: int) -> None:
         """Delete a local log by name and id: a new topic may have the name by now."""
         delay_ms = self._opener.rules(deleted.topic).file_delete_delay_ms
@@ -312,16 +303,21 @@ class TopicDeletion:
             except LogError as error:
                 _log.warning("the deletion of a partition waits: partition=%s error=%s", name, error)
 
-    def _remove(self, deleted: DeletedTopic, name: TopicPartition, now_ms: int) -> Removal:
+    def _removed(self, deleted: DeletedTopic, name: TopicPartition, now_ms: int) -> Removal:
+        """Do the next step for a partition in the bucket. Errors are logged, and the step is repeated later."""
         from remote.gc.partition_removal import PartitionRemoval, Removal
 
-        key = deleted.topic.topic_id, name.partition
-        if self._store is None or not deleted.topic.was_tiered or key in self._done:
+        topic, key = deleted.topic, (deleted.topic.topic_id, name.partition)
+        if self._store is None or not topic.was_tiered or key in self._done:
             return Removal.DONE
         if key not in self._removals:
-            remote = RemotePartitionName(name.topic, deleted.topic.topic_id, name.partition)
+            remote = RemotePartitionName(topic.name, topic.topic_id, name.partition)
             self._removals[key] = PartitionRemoval(self._store, remote, self._opener.writer_id)
-        state = self._removals[key].step(now_ms, grace_ms=self._opener.rules(deleted.topic).delete_grace_ms)
+        try:
+            state = self._removals[key].step(now_ms, grace_ms=self._opener.rules(topic).delete_grace_ms)
+        except LogError as error:
+            _log.warning("the deletion of a partition in the bucket waits: partition=%s error=%s", name, error)
+            return Removal.WAITING
         if state is Removal.DONE:
             self._done.add(key)
         return state

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from local.errors import LogError
 from local.names import TopicPartition
@@ -30,8 +31,7 @@ class NewTopic:
     namesakes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChangedSetting:
+class ChangedSetting(NamedTuple):
     """An effective setting of a topic that would change in value or origin."""
 
     before: Setting
@@ -46,7 +46,7 @@ class AlteredTopic:
     """
 
     topic: Topic
-    own: Mapping[str, str]
+    own: dict[str, str]
     changes: tuple[ChangedSetting, ...]
     outranked: tuple[Setting, ...] = ()
     begins_tiering: bool = False
@@ -104,7 +104,11 @@ class TopicDryRun:
         topic = self._creation.check(name, partitions, properties)
         settings = self._opener.config.explain(name, topic.properties)
         outranked = tuple(_outranked(settings, topic.properties))
-        namesakes = tuple(self._namesakes(topic))
+        if self._store is None or not topic.was_tiered:
+            return NewTopic(topic=topic, settings=tuple(settings), outranked=outranked)
+        from tiered.read.bucket_reader import topic_ids
+
+        namesakes = tuple(topic_ids(self._store, topic.name))
         return NewTopic(topic=topic, settings=tuple(settings), outranked=outranked, namesakes=namesakes)
 
     def altered_topic(self, name: str, properties: Mapping[str, str], *, now_ms: int) -> AlteredTopic:
@@ -114,16 +118,15 @@ class TopicDryRun:
         if begins:
             self._opener.check_reachable(after)
         old, new = (self._opener.config.explain(name, each.properties) for each in (before, after))
-        values = {each.name: each.value for each in new}
-        gives_up = is_tier_disabled(after, values) and not is_tier_disabled(
-            before, {each.name: each.value for each in old}
+        was_disabled, is_disabled = (
+            is_tier_disabled(topic, {each.name: each.value for each in settings})
+            for topic, settings in ((before, old), (after, new))
         )
+        gives_up = is_disabled and not was_disabled
         return AlteredTopic(
             topic=before,
             own=dict(after.properties),
-            changes=tuple(
-                ChangedSetting(before=one, after=two) for one, two in zip(old, new, strict=True) if one != two
-            ),
+            changes=tuple(ChangedSetting(*pair) for pair in zip(old, new, strict=True) if pair[0] != pair[1]),
             outranked=tuple(_outranked(new, properties)),
             begins_tiering=begins,
             gives_up_tier=gives_up,
@@ -142,11 +145,6 @@ class TopicDryRun:
             grace_ms=rules.delete_grace_ms,
         )
 
-    def _namesakes(self, topic: Topic) -> list[str]:
-        from tiered.read.bucket_reader import topic_ids
-
-        return topic_ids(self._store, topic.name) if self._store is not None and topic.was_tiered else []
-
     def _losses(self, topic: Topic, now_ms: int) -> Iterator[PartitionLoss]:
         seen = {each.partition: each for each in self._snapshots(topic, now_ms)}
         for name in topic.partitions():
@@ -154,9 +152,7 @@ class TopicDryRun:
             if name in seen and problem is None:
                 yield _loss(seen[name])
             else:
-                yield PartitionLoss(
-                    partition=name, trouble=str(problem) if problem is not None else "the topic does not exist"
-                )
+                yield PartitionLoss(partition=name, trouble=str(problem or "the topic does not exist"))
 
     def _tier_losses(self, topic: Topic, now_ms: int) -> Iterator[PartitionLoss]:
         for each in self._snapshots(topic, now_ms):
@@ -191,14 +187,9 @@ def _loss(snapshot: PartitionSnapshot) -> PartitionLoss:
         next_offset=status.next_offset,
         offsets=status.next_offset - status.log_start_offset,
         local_bytes=status.local_bytes,
-        remote_bytes=_stored_bytes(snapshot),
+        remote_bytes=sum(part.stored_bytes + (part.indexes_bytes or 0) for part in snapshot.committed_parts),
         only_local_bytes=status.at_risk_bytes,
     )
-
-
-def _stored_bytes(snapshot: PartitionSnapshot) -> int:
-    rows = sum(row.stored_bytes + row.indexes_bytes for row in snapshot.committed)
-    return rows + sum(page.stored_bytes + (page.indexes_bytes or 0) for page in snapshot.pages)
 
 
 def _outranked(effective: Iterable[Setting], own: Mapping[str, str]) -> Iterator[Setting]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -96,49 +95,10 @@ def frame(
     return render("frame.html", title, here, now_ms, refresh_s=refresh_s, script=script, content=join(children))
 
 
-def document(title: str, head: Child, body: Html) -> str:
-    """A document in English; `head` are further parts of its head."""
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", title),
-        head,
-    )
-    return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
-
-
 @cache
 def asset(name: str) -> str:
     """Return a file of the pages: the stylesheet, a script or the icon."""
     return files("tiered.web.pages").joinpath(name).read_text(encoding="utf-8")
-
-
-@dataclass(frozen=True, slots=True)
-class Heading:
-    """A column. `cell` makes a cell from a row; without it rows are sequences of cells."""
-
-    title: str
-    is_number: bool = False
-    is_short: bool = False  # text that must not wrap
-    cell: Callable[[Any], Child] | None = None
-
-    @property
-    def style(self) -> str:
-        """The CSS class of its cells."""
-        return "number" if self.is_number else "short" if self.is_short else ""
-
-
-def numbers(*titles: str) -> tuple[Heading, ...]:
-    """Return the columns of these titles, all of numbers."""
-    return tuple(Heading(title, is_number=True) for title in titles)
-
-
-def table(caption: str, headings: Sequence[Heading], rows: Iterable[Any]) -> Html:
-    """Rows under headings; the first cell names its row."""
-    lines = [row if headings[0].cell is None else [each.cell(row) for each in headings if each.cell] for row in rows]
-    cells = [["-" if cell is None else join(cell) for cell in line] for line in lines]
-    return component("table_of_cells")(caption, headings, cells)
 
 
 class ListPage(Generic[T]):
@@ -221,4 +181,3 @@ _ENVIRONMENT.globals |= {
     "MEMBERS_SHOWN": MEMBERS_SHOWN,
     "PAUSES_SHOWN": PAUSES_SHOWN,
 }
-figures, commands, field, choice, button = map(component, ("figures", "commands", "field", "choice", "button"))

@@ -39,7 +39,6 @@ LOG = LogFacts(
         uncleanable_bytes=10,
         min_dirty_ratio=0.5,
         delay_ms=0,
-        is_misplaced=False,
     ),
     rules=RULES,
     closed_bytes=110,

@@ -199,9 +199,9 @@ def test_every_byte_is_clean_cleanable_or_uncleanable() -> None:
     assert (found.clean_bytes, found.cleanable_bytes, found.uncleanable_bytes) == (100, 100, 200)
 
 
-@pytest.mark.parametrize(("cleaner", "expected"), [(None, False), (4, True), (5, False), (36, True)])
-def test_a_checkpoint_outside_the_log_is_reported_as_misplaced(cleaner: int | None, expected: bool) -> None:
-    assert log_to_clean(snapshot(*FOUR, cleaner=cleaner, start=5)).is_misplaced is expected
+@pytest.mark.parametrize(("cleaner", "expected"), [(None, 5), (4, 5), (5, 5), (6, 6), (36, 5)])
+def test_a_checkpoint_outside_the_log_counts_as_the_log_start(cleaner: int | None, expected: int) -> None:
+    assert log_to_clean(snapshot(*FOUR, cleaner=cleaner, start=5)).first_dirty_offset == expected
 
 
 def test_no_log_is_cleaned_while_cleaning_is_not_allowed() -> None:
@@ -219,7 +219,6 @@ def candidate(number: int, ratio: float) -> LogToClean:
         uncleanable_bytes=0,
         min_dirty_ratio=0.0,
         delay_ms=0,
-        is_misplaced=False,
     )
 
 

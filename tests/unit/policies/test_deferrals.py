@@ -16,7 +16,7 @@ from web_pages import data, page, site
 from local.errors import Unavailable
 from local.format.record import Record
 from local.log.producer_state import Producer
-from policies.deferrals import Action, Code, Deferral
+from policies.decisions import Action, Code, Deferral
 from policies.plan import deferrals, plan_partition
 from policies.rules import DailyWindow, PartitionRules, Pause
 from policies.snapshot import PartitionSnapshot

@@ -7,8 +7,7 @@ import pytest
 from policy_samples import LOCAL, NOW, REMOTE, entry, local, planned, snapshot
 
 from policies.decisions import AdvanceLogStart, CopySegment, DropLocal, ExpireRemote
-from policies.local_retention import local_drops, local_expirations
-from policies.remote_retention import deletions, expirations, log_bytes
+from policies.retention import deletions, expirations, local_drops, local_expirations, log_bytes
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from remote.manifest.manifest import PendingDelete

@@ -44,7 +44,7 @@ WRITTEN_ELSEWHERE = {ROOT / "docs" / "reference" / "benchmarks.md"}
 
 _MANIFEST = """# Settings
 
-Generated from `tiered/config/properties.py` by `python
+Generated from `tiered/config/properties.json` by `python
 tests/unit/project/test_docs_generated.py`; a test fails when the two differ.
 
 ## Where a setting is written

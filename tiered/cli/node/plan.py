@@ -99,8 +99,10 @@ def plan(
 
     Segments that are not copied, cleaned or dropped yet are listed on stderr, with the reason and its end.
     """
+    from tiered.node.problems import unread_rows
     from tiered.plans.planning import decision_row, priced_plan, total_rows
     from tiered.plans.saved_plan import WRITING, save_plan, write_plan
+    from tiered.status.status_report import deferral_rows
 
     made_ms = now_ms()
     at_ms = made_ms if at is None else parse_moment(at, made_ms)
@@ -114,11 +116,16 @@ def plan(
     if out is not None:
         saved = save_plan(priced, made_ms=made_ms, settings={**session.overrides, **settings})
         write_plan(saved, out)
-    facts = _plan_facts(priced, is_later=at is not None)
+    facts: dict[str, Any] = {
+        "prices": PricesUsed.of(priced.prices) if priced.prices is not None else None,
+        **priced.totals(),
+        "at_ms": priced.plan.now_ms if at is not None else None,
+        "unread": unread_rows(priced.missing),
+        "deferrals": deferral_rows(priced.plan.deferrals),
+    }
     if summary:
         totals = [PlannedTotal.of_fields(each) for each in total_rows(priced.cost.lines)]
-        columns = (*_VERB, *columns_of(PlannedTotal))
-        print_result(PlanSummary(**facts, totals=totals), output, columns=columns)
+        print_result(PlanSummary(**facts, totals=totals), output, columns=(*_VERB, *columns_of(PlannedTotal)))
     else:
         decisions = [PlannedDecision.of_fields(decision_row(each)) for each in priced.cost.lines]
         columns = (*_VERB, *_WHERE, *columns_of(PlannedDecision))
@@ -148,21 +155,6 @@ def _following(out: str | None, *, is_later: bool, is_what_if: bool) -> str:
     return f"; next: {'the same with --out FILE, then tiered apply FILE' if is_what_if else 'tiered run --once'}"
 
 
-def _plan_facts(priced: PricedPlan, *, is_later: bool) -> dict[str, Any]:
-    """The JSON fields other than the rows; the moment of the plan if it is not now."""
-    from tiered.node.problems import unread_rows
-    from tiered.status.status_report import deferral_rows
-
-    prices = priced.prices
-    return {
-        "prices": PricesUsed.of(prices) if prices is not None else None,
-        **priced.totals(),
-        "at_ms": priced.plan.now_ms if is_later else None,
-        "unread": unread_rows(priced.missing),
-        "deferrals": deferral_rows(priced.plan.deferrals),
-    }
-
-
 def _paused(priced: PricedPlan) -> list[str]:
     topics = {each.partition.topic: each.paused for each in priced.snapshots if each.paused is not None}
     found = []
@@ -181,14 +173,13 @@ def _money(priced: PricedPlan) -> str:
     is_seen = cost.now_dollars >= DOLLARS_SHOWN
     share = f" ({100 * (cost.then_dollars / cost.now_dollars - 1):+.1f} %)" if is_seen else ""
     now, then = format_dollars(cost.now_dollars), format_dollars(cost.then_dollars)
-    verbs = ", ".join(
-        f"{round(cost.sum_of(name)):,} {name[:-1]}" for name in ("puts", "gets", "lists") if cost.sum_of(name)
-    )
-    once = f"; {verbs or 'no request'} {format_dollars(cost.dollars)} USD"
+    counts = {name[:-1]: round(cost.sum_of(name)) for name in ("puts", "gets", "lists")}
+    verbs = ", ".join(f"{count:,} {verb}" for verb, count in counts.items() if count) or "no request"
     early = cost.sum_of("early_dollars")
     too_early = f", {format_dollars(early)} of it for minimum storage durations" if early else ""
     prices = f"{priced.prices.region}, prices of {priced.prices.as_of}"
-    return f"now {now} USD/month, then {then}{share}{once}{too_early}; {disk} ({prices})"
+    once = f"{verbs} {format_dollars(cost.dollars)} USD{too_early}"
+    return f"now {now} USD/month, then {then}{share}; {once}; {disk} ({prices})"
 
 
 def _verb(row: PlannedDecision | PlannedTotal) -> tuple[str, str]:
@@ -284,20 +275,21 @@ def _apply_decisions(session: Session, saved: SavedPlan, output: str) -> int:
             should_stop=lambda: stop.is_set,
         )
         problems = {name: each for name, each in manager.problems.items() if name in saved.plan.decisions}
-    rows = []
-    for name, each in sorted(applied.items()):
-        size_bytes = sum(decision.size_bytes for decision in each.done)
-        rows.append(AppliedPartition(len(each.done), len(each.skipped), size_bytes, name.topic, name.partition))
+    rows = [
+        AppliedPartition.of(
+            name, done=len(each.done), skipped=len(each.skipped), size_bytes=sum(one.size_bytes for one in each.done)
+        )
+        for name, each in sorted(applied.items())
+    ]
     print_result(PlanApplied(rows), output, columns=(*_WHERE, *columns_of(AppliedPartition)))
     for name, problem in sorted(problems.items()):
         click.echo(f"{one_line(problem)} (partition {name})", err=True)
     remaining = planned - sum(len(each.done) + len(each.skipped) for each in applied.values())
-    if remaining:
-        not_applied = f"{counted(remaining, 'decision')} not applied, and the state has changed"
-        session.say(f"{not_applied}; next: tiered plan --out FILE")
-    if remaining and stop.is_set:
-        return worst(problems.values()) or stopped_code(stop)
-    return worst(problems.values())
+    if not remaining:
+        return worst(problems.values())
+    not_applied = f"{counted(remaining, 'decision')} not applied, and the state has changed"
+    session.say(f"{not_applied}; next: tiered plan --out FILE")
+    return worst(problems.values()) or (stopped_code(stop) if stop.is_set else Exit.DONE)
 
 
 def _summary(saved: SavedPlan) -> str:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from remote.manifest.catalog import RemotePartitionName
     from tiered.jobs.bucket_compaction import CompactionOutcome, CompactionPlan
     from tiered.jobs.topic_compaction import Estimate
-    from tiered.maintenance.apply import Applied
 
 
 def _share(value: float) -> str:
@@ -170,19 +169,16 @@ def _clean(session: Session, job: JobCommand, topic: str, roll: bool) -> int:
         problems = topic_problems(manager, [topic])
     if not job.should_stop():
         session.progress.reach(len(names) - len(problems))  # partitions with nothing to clean report no progress
-    rows = [_compacted(name, done.get(name)) for name in names if name not in problems]
+    rows = []
+    for name in names:
+        applied = done.get(name)
+        last = applied.cleaned[-1] if applied is not None and applied.cleaned else None
+        reduction = _reduction(last.bytes_before, last.bytes_after) if last is not None else None
+        if name not in problems:
+            rows.append(CompactedPartition.of(name, last, is_cleaned=last is not None, size_reduction=reduction))
     job.print(Compacted(dry_run=False, partitions=rows))
     session.report_problems(problems)
     return worst(problems.values())
-
-
-def _compacted(name: TopicPartition, applied: Applied | None) -> CompactedPartition:
-    if applied is None or not applied.cleaned:
-        return CompactedPartition.of(name, None, is_cleaned=False)
-    last = applied.cleaned[-1]
-    return CompactedPartition.of(
-        name, last, is_cleaned=True, size_reduction=_reduction(last.bytes_before, last.bytes_after)
-    )
 
 
 def _estimated(each: Estimate) -> EstimatedPartition:
@@ -273,23 +269,12 @@ def _plan_row(plan: CompactionPlan) -> BucketCompactionPlan:
     from tiered.stores.object_encoding import EncodingChoice
 
     rows = [row for group in plan.groups for row in group.entries]
-    return BucketCompactionPlan.of(
-        plan.name,
-        plan,
-        segments=len(rows),
-        dirty_bytes=dirty_bytes(rows),
-        was_done=plan.is_done,
-        dollars=cost_of(rows, EncodingChoice()).dollars if rows else 0.0,
-    )
+    figures = {"dirty_bytes": dirty_bytes(rows), "dollars": cost_of(rows, EncodingChoice()).dollars if rows else 0.0}
+    return BucketCompactionPlan.of(plan.name, plan, segments=len(rows), was_done=plan.is_done, **figures)
 
 
 def _compacted_in_bucket(each: CompactionOutcome) -> BucketCompactedPartition:
-    return BucketCompactedPartition.of(
-        each.name,
-        each,
-        segments_before=each.rows_before,
-        segments_after=each.rows_after,
-        size_reduction=_reduction(each.bytes_before, each.bytes_after),
-        is_done=not (each.given_up or each.is_stopped),
-        cleaner_offset=each.upto_offset,
-    )
+    segments = {"segments_before": each.rows_before, "segments_after": each.rows_after}
+    is_done, reduction = not (each.given_up or each.is_stopped), _reduction(each.bytes_before, each.bytes_after)
+    facts = {"size_reduction": reduction, "is_done": is_done, "cleaner_offset": each.upto_offset}
+    return BucketCompactedPartition.of(each.name, each, **segments, **facts)

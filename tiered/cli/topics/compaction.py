@@ -14,7 +14,6 @@ from tiered.config.units import counted, format_bytes, format_count, format_ms
 from tiered.node.problems import UnreadPartitions
 
 if TYPE_CHECKING:
-    from policies.decisions import Plan
     from tiered.jobs.view_jobs import ViewStatus
 
 
@@ -159,11 +158,8 @@ def show_compaction(
         logs = [CleaningState.of_fields(log_row(each, now)) for _, each in sorted(found.items())]
         logs += [CleaningState.of(name, None) for name in unread]
         print_result(CompactionStatus(unread_rows(unread), logs), output)
-    uncleanable = [
-        uncleanable_problem(name, each.uncleanable.reason)
-        for name, each in sorted(found.items())
-        if each.uncleanable is not None
-    ]
+    reasons = {name: each.uncleanable.reason for name, each in sorted(found.items()) if each.uncleanable is not None}
+    uncleanable = [uncleanable_problem(name, reason) for name, reason in reasons.items()]
     for each in group_problems(uncleanable):
         session.warn(each.line)
     return session.report(problems, unread, Exit.UNHEALTHY if uncleanable else Exit.DONE)
@@ -288,7 +284,8 @@ def build(
         found = view_status(manager, now_ms(), [topic], name=name)
         problems = topic_problems(manager, [topic])
     if dry_run:
-        print_result(ViewsPlanned(dry_run=True, partitions=_planned(plan)), output)
+        planned = [PlannedView.of(name, each) for name, views in sorted(plan.decisions.items()) for each in views]
+        print_result(ViewsPlanned(dry_run=True, partitions=planned), output)
         session.say("nothing changed" if not plan.is_empty else "nothing to build: the view is up to date")
     else:
         rows = [_view(each, now_ms()) for each in found if each.partition not in problems]
@@ -365,31 +362,20 @@ def _problem_lines(each: ViewStatus) -> list[str]:
     return lines
 
 
-def _planned(plan: Plan) -> list[PlannedView]:
-    from policies.decisions import BuildView
-
-    return [
-        PlannedView.of(name, each)
-        for name, decided in sorted(plan.decisions.items())
-        for each in decided
-        if isinstance(each, BuildView)
-    ]
-
-
 def _view(each: ViewStatus, now: int) -> View:
-    view, run = each.view, each.view.last_run
+    view, run, failure = each.view, each.view.last_run, each.view.failure
     facts = {
         "view": view.name,
         "state": each.state.value,
         "horizon_offset": view.horizon_offset if view.is_built else None,
         "backlog_bytes": each.backlog.size_bytes,
-        "ago_ms": max(0, now - run.started_ms) if run is not None else None,
         "parts": len(view.entries),
-        "last_run_ms": run.started_ms if run is not None else None,
-        "started_ms": view.under_way.started_ms if view.under_way is not None else None,
-        "failed_ms": view.failure.failed_ms if view.failure is not None else None,
-        "error": view.failure.error if view.failure is not None else None,
-        "gap": list(each.gap) if each.gap is not None else None,
+        "last_run_ms": run and run.started_ms,
+        "ago_ms": run and max(0, now - run.started_ms),
+        "started_ms": view.under_way and view.under_way.started_ms,
+        "failed_ms": failure and failure.failed_ms,
+        "error": failure and failure.error,
+        "gap": each.gap and list(each.gap),
         "lost": [list(lost) for lost in view.lost],
     }
     return View.of(each.partition, each, view, run, **facts)

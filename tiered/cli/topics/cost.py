@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from math import inf
 from typing import TYPE_CHECKING, Annotated
 
 import click
@@ -160,7 +159,7 @@ def advise(
     from tiered.node.problems import unread_rows
     from tiered.plans.saved_plan import WRITING, write_plan
 
-    rates = read_rates(rate)
+    rates, has_classes = read_rates(rate), _has_classes(session)
     if out is not None:
         check_target(out, WRITING)
     with session.manager(read_only=True, is_brief=True) as manager:
@@ -169,7 +168,7 @@ def advise(
         if out is not None:
             from tiered.cost.advice_applying import save_advice
 
-            write_plan(save_advice(manager, found, at_ms, has_classes=_has_classes(session)), out)
+            write_plan(save_advice(manager, found, at_ms, has_classes=has_classes), out)
         problems = topic_problems(manager, topics)
     advice = [Advice.of_fields(each) for each in found.rows()]
     print_result(CostAdvise(PricesUsed.of(found.prices), unread_rows(found.unread), advice), output)
@@ -177,11 +176,12 @@ def advise(
     report_estimates(found.measured)
     for of in found.measured:
         session.say(f"{of.topic}: {'; '.join(of.basis)}")
-    for each in found.advice if out is None else ():
-        session.say(f"next: {each.command}")
-    if out is not None and any(each.move is not None for each in found.advice) and not _has_classes(session):
-        session.say("moves are not in the file: storage classes exist on S3 only")
-    if out is not None:
+    if out is None:
+        for each in found.advice:
+            session.say(f"next: {each.command}")
+    else:
+        if any(each.move is not None for each in found.advice) and not has_classes:
+            session.say("moves are not in the file: storage classes exist on S3 only")
         session.say(f"saved {out}; next: tiered apply {out} --dry-run")
     if not found.advice:
         session.say("no advice" + (" for the other topics" if found.unread else ""))
@@ -199,13 +199,12 @@ def _sum(rows: list[TopicCost]) -> TopicCost:
 
 
 def _basis_line(report: CostReport) -> str:
-    table = report.prices
-    when = "no request was metered yet"
-    if report.rate_since_ms is not None:
-        day = datetime.datetime.fromtimestamp(report.rate_since_ms / 1000, datetime.UTC).strftime("%Y-%m-%d")
-        days = max(0, report.upto_ms - report.rate_since_ms) / 86_400_000
+    since_ms, when = report.rate_since_ms, "no request was metered yet"
+    if since_ms is not None:
+        day = datetime.datetime.fromtimestamp(since_ms / 1000, datetime.UTC).strftime("%Y-%m-%d")
+        days = max(0, report.upto_ms - since_ms) / 86_400_000
         when = f"requests metered since {day} ({days:.1f} days), a month of 30 days"
-    return f"dollars a month; {table.region}, prices of {table.as_of}; {when}"
+    return f"dollars a month; {report.prices.region}, prices of {report.prices.as_of}; {when}"
 
 
 def report_estimates(measured: Iterable[Measured]) -> None:
@@ -321,7 +320,7 @@ def simulate(
     topics' own segments, reads on the metered requests.
     """
     from tiered.cost.cost_history import read_rates
-    from tiered.cost.cost_simulation import simulate_costs
+    from tiered.cost.cost_simulation import shown, simulate_costs
     from tiered.node.problems import unread_rows
     from tiered.status.status_report import unread_partitions
     from tiered.web.pages.cost_page import chart_lines, cost_page
@@ -339,7 +338,9 @@ def simulate(
         width = shutil.get_terminal_size((_WIDTH, 24)).columns if sys.stdout.isatty() else _WIDTH
         write_lines(chart_lines(simulation, width))
     else:
-        columns = (_change(simulation), *columns_of(CostVariant))
+        costs = (simulation.today, *simulation.found)
+        short = {shown(each.variant): shown(each.variant, is_short=True) for each in costs}
+        columns = (Column("", "CHANGE", of=lambda row: short[row.changes]), *columns_of(CostVariant))
         print_result(_result(simulation, unread_rows(unread)), output, columns=columns)
     code = session.report(problems, unread)
     report_estimates(simulation.measured)
@@ -376,14 +377,6 @@ def _values(option: str, text: str, read: Callable[[str], int | float | str | No
     return found
 
 
-def _change(simulation: CostSimulation) -> Column:
-    from tiered.cost.cost_simulation import shown
-
-    costs = (simulation.today, *simulation.found)
-    short = {shown(each.variant): shown(each.variant, is_short=True) for each in costs}
-    return Column("", "CHANGE", of=lambda row: short.get(row.changes, row.changes))
-
-
 def _simulation_lines(simulation: CostSimulation) -> list[str]:
     from tiered.cost.cost_simulation import shown
     from tiered.web.pages.cost_page import number as number_text
@@ -413,11 +406,10 @@ def _simulation_lines(simulation: CostSimulation) -> list[str]:
 def _result(simulation: CostSimulation, unread: list[UnreadPartitions]) -> CostSimulate:
     from tiered.cost.cost_simulation import shown
 
-    breaks = simulation.break_evens
     return CostSimulate(
         prices=PricesUsed.of(simulation.prices),
         levers=[Lever(shown(each), dollars) for each, dollars in simulation.sensitivities],
-        break_evens=[BreakEvenLine.of(each, value=None if each.value == inf else each.value) for each in breaks],
+        break_evens=[BreakEvenLine.of(each, value=each.known_value) for each in simulation.break_evens],
         measured=[Basis.of(each, basis=list(each.basis)) for each in simulation.measured],
         outside=list(OUTSIDE),
         unread=unread,

@@ -5,7 +5,8 @@ A dry run prints its rows on stdout and its messages on stderr, and changes noth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import click
@@ -22,7 +23,7 @@ from tiered.partition.partition_status import partition_status
 if TYPE_CHECKING:
     from policies.rules import Pause
     from tiered.config.config import Setting
-    from tiered.node.topic_registry import Topic
+    from tiered.node.topic_registry import Places, Topic
     from tiered.topics import topic_dry_run
     from tiered.topics.topic_dry_run import PartitionLoss
 
@@ -258,10 +259,10 @@ def describe(
 
     with session.manager(read_only=True, is_brief=True) as manager:
         found = manager.topics.get(name)
-        looked_at = {each.partition: partition_status(each) for each in manager.snapshots(now_ms(), [name])}
+        known = {each.partition: partition_status(each) for each in manager.snapshots(now_ms(), [name])}
         unread = unread_partitions(manager, [name])
         rows = [
-            DescribedPartition.of(looked_at.get(each), partition=each.partition, **(_UNREAD if each in unread else {}))
+            DescribedPartition.of(known.get(each), partition=each.partition, **(_UNREAD if each in unread else {}))
             for each in found.partitions()
         ]
         problems = topic_problems(manager, [name])
@@ -332,11 +333,8 @@ class DeletedTopic(Work):
 def show_new(session: Session, planned: topic_dry_run.NewTopic, output: str) -> None:
     """Show every effective setting; in a table only those that differ from the built-in defaults."""
     topic = planned.topic
-    settings = [
-        EffectiveSetting.of(each, property=each.name)
-        for each in planned.settings
-        if output != "table" or each.origin != "default"
-    ]
+    shown = [each for each in planned.settings if output != "table" or each.origin != "default"]
+    settings = [EffectiveSetting.of(each, property=each.name) for each in shown]
     namesakes = list(planned.namesakes)
     print_result(NewTopic(True, topic.was_tiered, topic.name, topic.partition_count, namesakes, settings), output)
     where = "on the disk and in the bucket" if topic.was_tiered else "on the disk only"
@@ -352,12 +350,11 @@ def show_new(session: Session, planned: topic_dry_run.NewTopic, output: str) -> 
 
 def show_altered(session: Session, planned: topic_dry_run.AlteredTopic, output: str) -> None:
     """Show the effective settings that would change."""
-    settings = [
+    changes = [
         ChangedSetting(after.name, before.value, after.value, after.origin, before.origin)
-        for before, after in ((each.before, each.after) for each in planned.changes)
+        for before, after in planned.changes
     ]
-    lost = [_loss(each) for each in planned.lost]
-    named = {"topic": planned.topic.name, "own": dict(planned.own), "lost": lost, "settings": settings}
+    named = {"topic": planned.topic.name, "lost": [_loss(each) for each in planned.lost], "settings": changes}
     print_result(AlteredTopic.of(planned, dry_run=True, **named), output)
     _warn_of_outranked(session, planned.outranked)
     if planned.begins_tiering:
@@ -449,19 +446,13 @@ def pause(
     A running manager obeys within a round. Closed segments wait on the disk; a segment that is not in the bucket is
     never dropped. Prints the paused topics.
     """
-    from local.storage import DiskStorage
     from tiered.node.upload_pause import dry_run_pause, pause_uploads, paused_topics
 
     if lists and (topics or reason):
         raise click.UsageError("--list only shows paused uploads; remove the topics and --reason")
-    at_ms = now_ms()
-    places = [(DiskStorage(), root) for root in session.config().data_dirs]
-    do = dry_run_pause if dry_run else pause_uploads
-    found = paused_topics(places) if lists else do(places, topics or None, now_ms=at_ms, reason=reason)
-    _show(session, found, output, at_ms)
-    if dry_run:
-        session.say("nothing changed")
-    elif found:
+    change = partial(dry_run_pause if dry_run else pause_uploads, names=topics or None, now_ms=now_ms(), reason=reason)
+    found = _show_paused(session, paused_topics if lists else change, output, dry_run=dry_run)
+    if found and not dry_run:
         session.say("closed segments wait on the disk until then: tiered status shows the bytes at risk")
 
 
@@ -473,23 +464,28 @@ def resume(
     output: str = OUTPUT,
 ) -> None:
     """Resume uploads of the topics, or of all topics, where they stopped. Prints the topics that are still paused."""
-    from local.storage import DiskStorage
     from tiered.node.upload_pause import dry_run_resume, resume_uploads
 
-    places = [(DiskStorage(), root) for root in session.config().data_dirs]
-    do = dry_run_resume if dry_run else resume_uploads
-    _show(session, do(places, topics or None), output, now_ms())
-    if dry_run:
-        session.say("nothing changed")
+    change = partial(dry_run_resume if dry_run else resume_uploads, names=topics or None)
+    _show_paused(session, change, output, dry_run=dry_run)
 
 
-def _show(session: Session, found: Mapping[str, Pause], output: str, at_ms: int) -> None:
+def _show_paused(
+    session: Session, change: Callable[[Places], Mapping[str, Pause]], output: str, *, dry_run: bool
+) -> Mapping[str, Pause]:
+    """Change or only read the pauses of all log directories, and print the topics that are paused then."""
+    from local.storage import DiskStorage
+
+    found, at_ms = change([(DiskStorage(), root) for root in session.config().data_dirs]), now_ms()
     rows = [PausedTopic.of(each, topic=name, paused_since_ms=each.since_ms) for name, each in sorted(found.items())]
     lasted = Column("", "FOR", format_ms, is_number=True, of=lambda row: _lasted_ms(row, at_ms))
     topic, *others = columns_of(PausedTopic)
     print_result(Paused(rows), output, columns=(topic, lasted, *others))
     if not rows:
         session.say("no topic is paused")
+    if dry_run:
+        session.say("nothing changed")
+    return found
 
 
 def _lasted_ms(row: PausedTopic, at_ms: int) -> int | None:

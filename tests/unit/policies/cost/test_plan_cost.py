@@ -9,7 +9,7 @@ import pytest
 from manager_world import COMPACTED, DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
 from local.errors import LogError
-from policies import invariants, remote_retention
+from policies import invariants, retention
 from policies.cost.plan_cost import bill_changes, plan_cost, removed_usage
 from policies.cost.prices import BUILT_IN
 from policies.cost.storage_cost import GIB, StorageUsage, monthly_storage, stored_of
@@ -74,8 +74,8 @@ def test_every_plan_of_a_topic_sends_the_requests_it_was_priced_for(settings):
 
 
 def test_plans_with_pages_and_manifest_deletions_are_priced_by_their_requests(monkeypatch):
-    monkeypatch.setattr(remote_retention, "MANIFESTS_RETAINED", 3)
-    monkeypatch.setattr(remote_retention, "MANIFESTS_AT_ONCE", 2)
+    monkeypatch.setattr(retention, "MANIFESTS_RETAINED", 3)
+    monkeypatch.setattr(retention, "MANIFESTS_AT_ONCE", 2)
     monkeypatch.setattr(invariants, "MANIFESTS_RETAINED_MIN", 3)
     rule = PageRule(manifest_bytes_max=1300, page_rows_max=8, page_rows_min=2, kept_entries_min=2)
     world, kinds = World(), set()

@@ -13,7 +13,7 @@ from view_samples import RUN, view, view_row
 from local.errors import Conflict, InvalidRequest
 from policies.decisions import DeletePending
 from policies.invariants import violations
-from policies.remote_retention import deletions
+from policies.retention import deletions
 from policies.rules import DAY_MS
 from remote import keys
 from remote.manifest.manifest import PendingDelete, decode_manifest, encode_manifest

@@ -13,7 +13,7 @@ from fault_store import Fault, FaultStore, Killed
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
 from local.errors import Unavailable
-from policies.remote_retention import UNLINKED_MAX
+from policies.retention import UNLINKED_MAX
 from remote.gc.pins import pin_newest, release
 from remote.keys import MANIFESTS, data_key, indexes_key, new_ulid, parse_manifest_key
 from remote.manifest import commit_protocol

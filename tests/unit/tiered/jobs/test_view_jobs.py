@@ -10,7 +10,7 @@ from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 from local.errors import Corrupt, InvalidRequest, NotFound, OffsetOutOfRange
 from local.format.record import Record
 from local.log.producer_state import Producer
-from policies import invariants, remote_retention
+from policies import invariants, retention
 from remote.manifest.view import ViewState, find_view
 from tiered.jobs.view_jobs import build_views, drop_views, plan_views, view_status, views_to_drop
 from tiered.read.bucket_reader import RemoteLog
@@ -405,8 +405,8 @@ def test_reader_whose_view_was_deleted_during_the_read_must_start_again(world):
 def test_reader_with_a_collected_manifest_reads_the_newest_view(world, monkeypatch):
     """The manifests after the reader's own are deleted, so the next sequence number is free.
     A free number therefore does not prove that a manifest is the newest."""
-    monkeypatch.setattr(remote_retention, "MANIFESTS_RETAINED", 2)
-    monkeypatch.setattr(remote_retention, "MANIFESTS_AT_ONCE", 1)
+    monkeypatch.setattr(retention, "MANIFESTS_RETAINED", 2)
+    monkeypatch.setattr(retention, "MANIFESTS_AT_ONCE", 1)
     monkeypatch.setattr(invariants, "MANIFESTS_RETAINED_MIN", 1)
     manager = ready(world)
     build(manager)

@@ -24,7 +24,7 @@ from local.errors import Conflict, InvalidRequest, LogError
 from local.format.record import Record
 from local.log import Log
 from policies.decisions import AdvanceLogStart, CopySegment, ExpireRemote
-from policies.remote_retention import expirations, log_bytes
+from policies.retention import expirations, log_bytes
 from policies.rules import PartitionRules
 from policies.tier_relation import first_contradiction
 from remote.manifest.manifest import Manifest, contradiction

@@ -12,7 +12,7 @@ from other_thread import as_other_thread
 from local import lock_ranks
 from local.errors import Unavailable
 from local.names import TopicPartition
-from policies.remote_retention import log_bytes
+from policies.retention import log_bytes
 from policies.snapshot import PartitionSnapshot
 from remote.keys import PAGES
 from remote.manifest import commit_protocol

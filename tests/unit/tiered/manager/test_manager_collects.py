@@ -8,7 +8,7 @@ import pytest
 from manager_world import COMPACTED, HOUR, NAME, NOW, TIERED, World, send, settle, values
 
 from local.errors import OffsetOutOfRange
-from policies import invariants, remote_retention
+from policies import invariants, retention
 from policies.decisions import CollectManifests
 from policies.invariants import violations
 from remote.gc import pins
@@ -27,8 +27,8 @@ DAY = 24 * HOUR
 
 @pytest.fixture(autouse=True)
 def few_heads(monkeypatch):
-    monkeypatch.setattr(remote_retention, "MANIFESTS_RETAINED", 3)
-    monkeypatch.setattr(remote_retention, "MANIFESTS_AT_ONCE", 2)
+    monkeypatch.setattr(retention, "MANIFESTS_RETAINED", 3)
+    monkeypatch.setattr(retention, "MANIFESTS_AT_ONCE", 2)
     monkeypatch.setattr(invariants, "MANIFESTS_RETAINED_MIN", 3)
 
 
@@ -61,10 +61,10 @@ def test_manifest_collection_has_a_reason_and_never_leaves_too_few_manifests():
         send(manager, 1500)
         settle(manager)
         snapshot = replace(manager.snapshots(NOW)[0], head_sequence=9, manifests_gc_boundary=3)
-        (decision,) = remote_retention.manifest_collections(snapshot)
+        (decision,) = retention.manifest_collections(snapshot)
         assert decision == CollectManifests(upto_sequence=6, reason="3 old manifests, the newest 3 are kept")
         assert violations(snapshot, [decision]) == []
-        assert remote_retention.manifest_collections(replace(snapshot, manifests_gc_boundary=5)) == []
+        assert retention.manifest_collections(replace(snapshot, manifests_gc_boundary=5)) == []
         assert "fewer than 3" in violations(snapshot, [replace(decision, upto_sequence=7)])[0]
 
 

@@ -22,7 +22,7 @@ from local.names import TopicPartition, new_topic_id
 from local.records.isolation import Isolation
 from local.settings import LogSettings
 from local.storage import DiskStorage
-from policies import remote_retention
+from policies import retention
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import expire_segments
@@ -390,8 +390,8 @@ def test_adoption_collects_old_manifests(tmp_path: Path, monkeypatch) -> None:
     """Each segment adds a manifest. Years of manifests would be listed and billed."""
     broker = Broker(tmp_path)
     side = Side(broker)
-    monkeypatch.setattr(remote_retention, "MANIFESTS_RETAINED", 5)
-    monkeypatch.setattr(remote_retention, "MANIFESTS_AT_ONCE", 5)
+    monkeypatch.setattr(retention, "MANIFESTS_RETAINED", 5)
+    monkeypatch.setattr(retention, "MANIFESTS_AT_ONCE", 5)
     for _ in range(30):
         broker.send(1)
         broker.log.roll(now_ms=NOW)

@@ -14,7 +14,7 @@ from local.errors import AccessDenied, Corrupt, DiskFailed, Fenced, InvalidReque
 from local.names import TopicPartition
 from local.storage import Space
 from policies.invariants import violations
-from policies.local_retention import disk_relief
+from policies.retention import disk_relief
 from policies.snapshot import PartitionSnapshot
 from tiered.manager.manager import LogManager
 from tiered.node.problems import WorkJournal, next_step, step_of
