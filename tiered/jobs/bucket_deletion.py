@@ -37,7 +37,7 @@ The silence is a courtesy, as is every clock here except the grace period: a fen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from local.errors import Conflict
@@ -61,30 +61,27 @@ _GRACE = "remote.log.delete.grace.ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeletionPlan:
-    """The objects and manifests that are due in one partition; a page counts with all objects that it names."""
+class Freed:
+    """The deleted objects and manifests; a page counts with all objects that it names."""
+
+    objects: int = 0
+    size_bytes: int = 0
+    manifests: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletionPlan(Freed):
+    """The objects and manifests that are due in one partition."""
 
     name: RemotePartitionName
     epoch: int
     rules: PartitionRules
-    objects: int = 0
-    size_bytes: int = 0
-    manifests: int = 0
     skip_reason: str | None = None
     takes_over: bool = False
 
     @property
     def is_due(self) -> bool:
         return self.skip_reason is None and (self.objects > 0 or self.manifests > 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Freed:
-    """The deleted objects and manifests."""
-
-    objects: int = 0
-    size_bytes: int = 0
-    manifests: int = 0
 
 
 def plan_deletion(
@@ -97,18 +94,13 @@ def plan_deletion(
     is_ingests = manifest.writer_id.startswith(INGEST)
     if manifest.deleted_ms is not None or manifest.tier_disabled or not (is_ingests or takes_over):
         return bare
-    due = {each.key: each for each in _due(manifest, bare, now_ms)}
+    due = _due(manifest, bare, now_ms)
     upto = collectable_upto(manifest.sequence, log.gc_boundary)
     if not due and not upto:
         return bare
-    free = unpinned(log, PinWatch(store, name.prefix), list(due), now_ms)
-    pages = {page.page.key: page.page.segment_count for page in manifest.pending_page_deletes}
-    plan = replace(
-        bare,
-        objects=sum(2 * pages[key] + 1 if key in pages else 1 for key in free),
-        size_bytes=sum(due[key].size_bytes for key in free),
-        manifests=max(0, upto - log.gc_boundary),
-    )
+    free = unpinned(log, PinWatch(store, name.prefix), [each.key for each in due], now_ms)
+    objects, size = _counted(manifest, due, free)
+    plan = replace(bare, objects=objects, size_bytes=size, manifests=max(0, upto - log.gc_boundary))
     if not plan.is_due:
         return replace(
             bare, skip_reason=f"{counted(len(due), 'object')} due, and the pin of a reader delays the deletion"
@@ -142,17 +134,22 @@ def _delete_due(store: ObjectStore, log: MetadataLog, manifest: Manifest, plan: 
     pins, freed = PinWatch(store, prefix), Freed()
     while True:
         due = _due(manifest, plan, now_ms)
-        sizes = {each.key: each.size_bytes for each in due}
-        pages = {page.page.key: page.page.segment_count for page in manifest.pending_page_deletes}
         objects = [each.key for each in due if isinstance(each, DeletePending)]
         deleted = delete_due_objects(store, prefix, log, pins, objects, now_ms)
         page_keys = [each.key for each in due if isinstance(each, DeletePage)]
         deleted |= delete_due_pages(store, prefix, log, pins, page_keys, now_ms)
         if not deleted:
             return freed
-        count = sum(2 * pages[key] + 1 if key in pages else 1 for key in deleted)
-        freed = Freed(objects=freed.objects + count, size_bytes=freed.size_bytes + sum(sizes[key] for key in deleted))
+        count, size = _counted(manifest, due, deleted)
+        freed = Freed(objects=freed.objects + count, size_bytes=freed.size_bytes + size)
         manifest = log.refresh(exact=True)
+
+
+def _counted(manifest: Manifest, due: Sequence[DeletePending | DeletePage], keys: Collection[str]) -> tuple[int, int]:
+    """Return the number of objects that `keys` of `due` stand for, and their bytes."""
+    pages = {page.page.key: page.page.segment_count for page in manifest.pending_page_deletes}
+    count = sum(2 * pages[key] + 1 if key in pages else 1 for key in keys)
+    return count, sum(each.size_bytes for each in due if each.key in keys)
 
 
 def at_work(manifest: Manifest, now_ms: int) -> str | None:

@@ -32,6 +32,7 @@ def joined(remote: RemotePartition, entries: Sequence[SegmentEntry]) -> SegmentT
     starts = list(accumulate((entry.size_bytes for entry in entries), initial=0))
     base, following = entries[0].base_offset, entries[-1].next_offset
     epochs = joined_epochs(entries)
+    cleaned = [entry.cleaned_through for entry in entries if entry.cleaned_through is not None]
     offsets = _offset_entries(remote, entries, starts)
     indexes = (
         b"".join(offset_index.pack(base, offset, position) for offset, position in offsets),
@@ -54,16 +55,10 @@ def joined(remote: RemotePartition, entries: Sequence[SegmentEntry]) -> SegmentT
         txn_index=b"".join(bytes(bundle.txn) for bundle in bundles),
         producer_snapshot=bytes(bundles[-1].producers),
         leader_epochs=bytes(bundles[-1].epochs),
-        cleaned_through=cleaned_through(entries),
+        cleaned_through=min(cleaned) if len(cleaned) == len(entries) else None,
         read=partial(_read, remote, entries, starts),
         inspect=partial(SegmentInspector, entries[0].data_key, base, following, epochs, indexes),
     )
-
-
-def cleaned_through(entries: Sequence[SegmentEntry]) -> int | None:
-    """Return the offset through which all `entries` are clean: the smallest, None if one was never cleaned."""
-    cleaned = [entry.cleaned_through for entry in entries if entry.cleaned_through is not None]
-    return min(cleaned) if len(cleaned) == len(entries) else None
 
 
 def check_same_bytes(entry: SegmentEntry, entries: Sequence[SegmentEntry]) -> None:

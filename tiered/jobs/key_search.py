@@ -63,17 +63,11 @@ NOT_READ = error_code(
 # --- keys ------------------------------------------------------------------------------------------------------------
 
 
-class KeyFormat(NamedTuple):
-    """How a line of a key file becomes a key. `expected` is for the error; the line itself is never shown."""
-
-    decode: Callable[[bytes], bytes]
-    expected: str
-
-
-FORMATS = {
-    "text": KeyFormat(bytes, "a key as text"),
-    "hex": KeyFormat(binascii.unhexlify, "pairs of hexadecimal digits"),
-    "base64": KeyFormat(partial(base64.b64decode, validate=True), "base64 with padding"),
+# How a line of a key file becomes a key, and the expected form for the error; the line itself is never shown.
+FORMATS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "text": (bytes, "a key as text"),
+    "hex": (binascii.unhexlify, "pairs of hexadecimal digits"),
+    "base64": (partial(base64.b64decode, validate=True), "base64 with padding"),
 }
 
 
@@ -82,7 +76,7 @@ def parse_keys(data: bytes, format_name: str, *, path: str) -> frozenset[bytes]:
 
     The byte order mark of UTF-8 at the start of a text file is not a part of the first key.
     """
-    key_format, found = FORMATS[format_name], set()
+    (decode, expected), found = FORMATS[format_name], set()
     if format_name == "text":
         data = data.removeprefix(codecs.BOM_UTF8)
     for number, line in enumerate(data.split(b"\n"), 1):
@@ -90,9 +84,9 @@ def parse_keys(data: bytes, format_name: str, *, path: str) -> frozenset[bytes]:
         if not line:
             continue
         try:
-            found.add(key_format.decode(line))
+            found.add(decode(line))
         except (binascii.Error, ValueError):
-            facts = {"file": path, "line": number, "expected": key_format.expected}
+            facts = {"file": path, "line": number, "expected": expected}
             raise InvalidRequest("cannot read the key file, a line is invalid", **facts) from None
     if not found:
         raise InvalidRequest("cannot read the key file, it has no key", file=path)

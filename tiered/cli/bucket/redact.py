@@ -125,7 +125,6 @@ class KeysSearched(Result):
 
 @dataclass(kw_only=True)
 class _Work:
-    session: Session
     job: RewriteCommand
     bucket: Bucket
     tasks: TaskBucket
@@ -150,7 +149,7 @@ class _Work:
 
         known = known or {}
         due = sum(each.stored_bytes for one in surveys for each in one.scanned if each.ulid not in known)
-        with byte_progress(self.session, verb, due) as progress:
+        with byte_progress(self.job.session, verb, due) as progress:
             return scan_keys(
                 self.executor, self.tasks, surveys, self.keys, known=known, on_count=on_count, progress=progress
             )
@@ -160,12 +159,12 @@ class _Work:
         from tiered.jobs.redacting import run_redaction
 
         errors: dict[int, LogError] = {}
-        with byte_progress(self.session, "rewritten", sum(each.size_bytes for each in plans)) as progress:
+        with byte_progress(self.job.session, "rewritten", sum(each.size_bytes for each in plans)) as progress:
             outcomes = run_redaction(
                 self.executor, self.tasks, plans, self.keys, now_ms=now_ms, progress=progress, errors=errors
             )
         for at, cause in sorted(errors.items()):
-            self.session.warn(f"{plans[at].name.topic_partition}: {cause}")
+            self.job.session.warn(f"{plans[at].name.topic_partition}: {cause}")
         return outcomes, worst(errors.values())
 
 
@@ -199,7 +198,7 @@ def redact(
     digests = KeyDigests.of(keys)
     with job.opened(rate=job.rate, writes_segments=not verify) as bucket, job.executor("rewrite redact") as executor:
         tasks = job.tasks_of(bucket)
-        work = _Work(session=session, job=job, bucket=bucket, tasks=tasks, executor=executor, keys=digests)
+        work = _Work(job=job, bucket=bucket, tasks=tasks, executor=executor, keys=digests)
         if verify:
             return _verify(work)
         if job.dry_run:
@@ -216,7 +215,7 @@ def redact(
 def _redact(work: _Work, scans: Sequence[Scan]) -> int:
     from tiered.jobs.redacting import plan_redaction
 
-    session, job = work.session, work.job
+    session, job = work.job.session, work.job
     if not all(each.is_whole for each in scans):
         return job.interrupted("continue with the same command and --resume")
     prices = session.prices()
@@ -257,7 +256,7 @@ def _print_plans(work: _Work, scans: Sequence[Scan], plans: Sequence[Redaction])
     """Print the plans; the findings are the unread segments, and without a segment to rewrite those with keys too."""
     from tiered.jobs.key_search import NOT_READ
 
-    session, job = work.session, work.job
+    session, job = work.job.session, work.job
     holders, findings = _holders(work, scans, plans, now_ms()), _findings(scans)
     job.print(
         RedactPlanned(
@@ -286,7 +285,7 @@ def _verify(work: _Work) -> int:
     findings = _findings(scans)
     size = sum(entry.stored_bytes + entry.indexes_bytes for entry in entries)
     work.job.print(KeysSearched(keys=work.keys.count, segments=len(entries), read_bytes=size, findings=findings))
-    _say_holders(work.session, _holders(work, scans))
+    _say_holders(work.job.session, _holders(work, scans))
     return _report_findings(work, findings)
 
 
@@ -329,7 +328,7 @@ def _report_findings(work: _Work, findings: Sequence[KeyFinding]) -> Exit:
         click.echo(f"! {each.object}: offsets {each.base_offset} to {each.next_offset - 1}: {each.what}", err=True)
     if not findings:
         place = _searched_place(work.job.targets)
-        work.session.say(f"proved: no readable record in {place} has one of the keys")
+        work.job.session.say(f"proved: no readable record in {place} has one of the keys")
     return Exit.FINDINGS if findings else Exit.DONE
 
 
