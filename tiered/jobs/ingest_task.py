@@ -116,10 +116,11 @@ class IngestTask:
         """Delete the unreported uploads of this attempt, if possible. Never raises a LogError."""
         for known in self._partitions.values():
             with suppress(LogError):
-                if known.file is not None:
-                    known.file.close()
                 prefix = known.target.name.prefix
                 delete_objects(self._store, prefix, keys_of(known.entries), DeleteReason.OWN_UPLOAD)
+            with suppress(LogError):
+                if known.file is not None:
+                    known.file.close()
 
     def _begun(self, partition: int) -> _Partition:
         target = self._targets[partition]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -12,7 +13,7 @@ from checked_bucket import check_bucket, damage
 from disk_model import ModelDisk
 from manager_world import HOUR, NAME, NOW, TIERED, World, send, settle
 
-from local.errors import Conflict, Fenced, InvalidRequest, NotFound
+from local.errors import Conflict, Fenced, InvalidRequest, NotFound, Unavailable
 from local.format.record import Record
 from local.names import TopicPartition
 from local.records.record_columns import of_arrow
@@ -219,6 +220,21 @@ def test_discarded_ingest_task_deletes_its_objects() -> None:
     work = write(store, made, 0, {0: 60_000}, end=False)
     assert isinstance(work, IngestTask)
     assert {info.key for info in store.list("")} > before
+    work.discard()
+    assert {info.key for info in store.list("")} == before
+
+
+def test_discarded_ingest_task_deletes_its_objects_if_its_file_cannot_be_closed() -> None:
+    store = MemoryStore()
+    made = plan(store)
+    before = {info.key for info in store.list("")}
+    work = write(store, made, 0, {0: 60_000}, end=False)
+
+    def close() -> None:
+        raise Unavailable("the disk is full")
+
+    (known,) = work._partitions.values()
+    known.file = SimpleNamespace(close=close)
     work.discard()
     assert {info.key for info in store.list("")} == before
 
