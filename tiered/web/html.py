@@ -1,26 +1,26 @@
-"""HTML for all pages: Jinja2 templates in ``templates``, and a builder of single elements.
+"""HTML for all pages, by the Jinja2 templates in ``templates``.
 
-Every value that is not `Html` is untrusted text: templates escape it (autoescape), and `tag` escapes content and
-attributes. A name that a template does not know is an error (StrictUndefined).
+Every value that is not `Html` is untrusted text, which templates escape (autoescape). A name that a template does not
+know is an error (StrictUndefined).
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any, Generic, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from local.names import TopicPartition
 from tiered.config.units import counted, format_bytes, format_count, format_dollars, format_ms
 from tiered.node.problems import Problem
 
-VOID = frozenset({"meta", "link", "input"})
 REFRESH_S = 30
 SOON_S = 8  # refresh interval while data is not ready
 ROWS_ON_A_PAGE = 100
@@ -37,31 +37,15 @@ SECTIONS = {
 
 T = TypeVar("T")
 Html: TypeAlias = Markup
-Child: TypeAlias = "str | int | Iterable[Child] | None"
 
 
-def tag(name: str, /, *children: Child, **attributes: str | int | float | bool | None) -> Html:
-    """``<name ...>children</name>``. `class_` is class, `aria_label` aria-label; None and False omit one."""
-    given = "".join(_attribute(key, value) for key, value in attributes.items())
-    if name in VOID:
-        return Html(f"<{name}{given}>")
-    return Html(f"<{name}{given}>{join(children)}</{name}>")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataAge:
+    """The time and age of a page's data; `stale` is the reason for data that is older than it should be."""
 
-
-def join(children: Child) -> Html:
-    """Concatenate children; escape all that are not markup."""
-    if children is None:
-        return Html()
-    if isinstance(children, (str, int)):
-        return escape(children)
-    return Html().join(map(join, children))
-
-
-def _attribute(key: str, value: str | int | float | bool | None) -> str:
-    if value is None or value is False:
-        return ""
-    name = key.rstrip("_").replace("_", "-")
-    return f" {name}" if value is True else f' {name}="{escape(str(value))}"'
+    data_ms: int
+    age_ms: int
+    stale: str | None
 
 
 def render(
@@ -69,30 +53,23 @@ def render(
     title: str,
     here: str,
     now_ms: int,
-    note: Child = None,
+    age: DataAge | None = None,
     *,
     refresh_s: int | None = REFRESH_S,
     script: str | None = None,
     **facts: object,
 ) -> str:
-    """Render a page. `here` is the path of its section, `note` markup above its content, `script` a module.
+    """Render a page. `here` is the path of its section, `age` the age of its data, `script` a module.
 
     A page with `refresh_s` refreshes with and without the script.
     """
-    given = {"here": here, "now_ms": now_ms, "note": join(note), "refresh_s": refresh_s, "script": script}
+    given = {"here": here, "now_ms": now_ms, "age": age, "refresh_s": refresh_s, "script": script}
     return _ENVIRONMENT.get_template(template).render(title=title, **given, **facts)
 
 
 def render_bare(template: str, title: str, **facts: object) -> str:
     """Render a page without any data of the logs, for clients without access."""
     return _ENVIRONMENT.get_template(template).render(title=title, **facts)
-
-
-def frame(
-    title: str, here: str, now_ms: int, *children: Child, refresh_s: int | None = REFRESH_S, script: str | None = None
-) -> str:
-    """Render a page of ready markup, otherwise as `render`."""
-    return render("frame.html", title, here, now_ms, refresh_s=refresh_s, script=script, content=join(children))
 
 
 @cache
@@ -152,7 +129,7 @@ def _or_dash(show: Callable[[Any], str]) -> Callable[[Any], str]:
     return lambda value: "-" if value is None else show(value)
 
 
-def component(name: str, template: str = "components.html") -> Callable[..., Html]:
+def component(name: str, template: str) -> Callable[..., Html]:
     """Return a macro of a template."""
     found: Callable[..., Html] = getattr(_ENVIRONMENT.get_template(template).module, name)
     return found

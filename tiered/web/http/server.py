@@ -29,12 +29,11 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs
 
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, Request, cookie_parser
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -100,11 +99,7 @@ class Gate:
         kind, _, given = headers.get("Authorization", "").partition(" ")
         if kind.casefold() == "bearer" and self.is_token(given.strip()):
             return True
-        try:
-            cookie = SimpleCookie(headers.get("Cookie", "")).get(COOKIE)
-        except CookieError:
-            return False
-        return cookie is not None and _same(cookie.value, self._session)
+        return _same(cookie_parser(headers.get("Cookie", "")).get(COOKIE, ""), self._session)
 
     def is_token(self, text: str) -> bool:
         return self._token is not None and _same(text, self._token)

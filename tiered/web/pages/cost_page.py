@@ -39,8 +39,8 @@ from tiered.cost.cost_simulation import (
 )
 from tiered.manager.manager import LogManager
 from tiered.web.charts import Line, Mark, bar, line_chart, text_bar
-from tiered.web.html import REFRESH_S, Child, Html, asset, render, render_bare
-from tiered.web.pages.manager_cache import DataLoader, Loaded, ManagerCache, PageDeadline, age_banner, age_facts
+from tiered.web.html import REFRESH_S, DataAge, Html, asset, render, render_bare
+from tiered.web.pages.manager_cache import DataLoader, Loaded, ManagerCache, PageDeadline, data_age
 
 HERE = "/cost"
 TOPICS_MAX = 3  # topics simulated at a time unless one is named
@@ -134,16 +134,17 @@ class Laboratory:
         measured, left_out, _ = basis.value
         if any(each.stream is not None for each in measured):
             loaded = self._lab(query, basis, deadline)
-            note = age_banner(self._cache, loaded, self._now_ms(), cache_ms=MEASURED_MS)
-            return lab_page(loaded.value, query, loaded.at_ms, left_out, note)
-        note = age_banner(self._cache, basis, self._now_ms(), cache_ms=MEASURED_MS)
-        return nothing_page(basis.at_ms, query, [each.warning for each in measured if each.warning is not None], note)
+            age = data_age(self._cache, loaded, self._now_ms(), cache_ms=MEASURED_MS)
+            return lab_page(loaded.value, query, loaded.at_ms, left_out, age)
+        age = data_age(self._cache, basis, self._now_ms(), cache_ms=MEASURED_MS)
+        return nothing_page(basis.at_ms, query, [each.warning for each in measured if each.warning is not None], age)
 
     def facts(self, query: Mapping[str, str]) -> dict[str, object]:
         """The page's facts for programs. Also raises InvalidRequest if there is nothing to simulate."""
         deadline = self._loader.deadline()
         loaded = self._lab(query, self._measured(query, deadline), deadline)
-        return {**age_facts(self._cache, loaded, self._now_ms(), cache_ms=MEASURED_MS), **lab_facts(loaded.value)}
+        age = data_age(self._cache, loaded, self._now_ms(), cache_ms=MEASURED_MS)
+        return {**asdict(age), **lab_facts(loaded.value)}
 
     def _lab(self, query: Mapping[str, str], basis: Loaded[_Basis], deadline: PageDeadline) -> Loaded[CostLab]:
         selection, along = read_scenario(query), _along(query)
@@ -192,7 +193,7 @@ def _along(query: Mapping[str, str]) -> str:
     return FIELD_OF[text]
 
 
-def lab_page(lab: CostLab, query: Mapping[str, str], now_ms: int, left_out: int = 0, note: Child = None) -> str:
+def lab_page(lab: CostLab, query: Mapping[str, str], now_ms: int, left_out: int = 0, age: DataAge | None = None) -> str:
     """Return the page; `left_out` is the number of tiered topics that are not simulated."""
     codecs = {"": f"current ({lab.value_today('compression')})", "none": "none", "zstd": "zstd"}
     classes = {"": f"current ({class_word(str(lab.value_today('storage_class')))})"}
@@ -201,7 +202,7 @@ def lab_page(lab: CostLab, query: Mapping[str, str], now_ms: int, left_out: int 
     return _page(
         query,
         now_ms,
-        note,
+        age,
         lab=lab,
         left_out=left_out,
         sliders=[_slider(lab, name) for name in STEPS],
@@ -219,16 +220,16 @@ def lab_page(lab: CostLab, query: Mapping[str, str], now_ms: int, left_out: int 
     )
 
 
-def nothing_page(now_ms: int, query: Mapping[str, str], why: Sequence[str], note: Child = None) -> str:
+def nothing_page(now_ms: int, query: Mapping[str, str], why: Sequence[str], age: DataAge | None = None) -> str:
     """Return the page without anything to simulate; `why` has a line for each topic with stored data."""
-    return _page(query, now_ms, note, lab=None, why=why)
+    return _page(query, now_ms, age, lab=None, why=why)
 
 
-def _page(query: Mapping[str, str], now_ms: int, note: Child, **facts: object) -> str:
+def _page(query: Mapping[str, str], now_ms: int, age: DataAge | None, **facts: object) -> str:
     script = "/lab.js" if facts["lab"] is not None else None
     refresh_s = None if script is not None else REFRESH_S
     facts |= {"query": query, "topics_max": TOPICS_MAX}
-    return render("cost_lab.html", "Cost lab", HERE, now_ms, note, refresh_s=refresh_s, script=script, **facts)
+    return render("cost_lab.html", "Cost lab", HERE, now_ms, age, refresh_s=refresh_s, script=script, **facts)
 
 
 def lab_facts(lab: CostLab) -> dict[str, object]:

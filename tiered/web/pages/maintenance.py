@@ -28,7 +28,7 @@ from tiered.status.compaction_status import (
 )
 from tiered.status.status_report import causes, deferral_rows, ends
 from tiered.web.charts import bar
-from tiered.web.html import Child, ListPage, render
+from tiered.web.html import DataAge, ListPage, render
 
 HERE = "/plan"
 MOMENTS = {"": "now", "1d": "in a day", "7d": "in a week", "30d": "in 30 days"}
@@ -89,9 +89,9 @@ class Selection:
 
 
 def plan_page(
-    priced: PricedPlan, selection: Selection, query: Mapping[str, str], now_ms: int, note: Child = None
+    priced: PricedPlan, selection: Selection, query: Mapping[str, str], now_ms: int, age: DataAge | None = None
 ) -> str:
-    """Return the page; `note` is shown above the plan."""
+    """Return the page; `age` is that of its data."""
     cost, decisions = priced.cost, _decisions(priced, selection, query)
     after = selection.after
     return render(
@@ -99,7 +99,7 @@ def plan_page(
         "Plan",
         HERE,
         now_ms,
-        note,
+        age,
         priced=priced,
         selection=selection,
         settings=SETTINGS,
@@ -180,14 +180,14 @@ def compaction_data(manager: LogManager, now_ms: int) -> Compaction:
     )
 
 
-def compaction_page(found: Compaction, query: Mapping[str, str], note: Child = None) -> str:
+def compaction_page(found: Compaction, query: Mapping[str, str], age: DataAge | None = None) -> str:
     logs = ListPage(found.logs, query)
     return render(
         "compaction.html",
         "Compaction",
         COMPACTION,
         found.now_ms,
-        note,
+        age,
         state=found,
         logs=logs,
         rows=[log_row(each, found.now_ms) for each in logs.rows],

@@ -23,14 +23,14 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 from local.errors import LogError, Unavailable
 from remote.store import ObjectStore
-from tiered.web.html import Html, lasted, stamp, tag
+from tiered.web.html import DataAge, lasted, stamp
 
 if TYPE_CHECKING:
     from tiered.config.config import Config
@@ -338,18 +338,10 @@ class _Held:
         self.users = 1
 
 
-def age_banner(cache: ManagerCache, loaded: Loaded[Any], now_ms: int, *, cache_ms: int = 0) -> list[Html]:
-    """Return the age of a page's data, marked if older than AGE_MAX_MS and `cache_ms` allow."""
+def data_age(cache: ManagerCache, loaded: Loaded[Any], now_ms: int, *, cache_ms: int = 0) -> DataAge:
+    """Return the age of a page's data, with a reason if it is older than AGE_MAX_MS and `cache_ms` allow."""
     why = _why_old(cache, loaded, now_ms, cache_ms)
-    age_ms = max(0, now_ms - loaded.data_ms)
-    age = tag("p", f"Data of {stamp(loaded.data_ms)}, {lasted(age_ms)} old.", id="age", class_="faint")
-    return [age] if why is None else [_note(why), age]
-
-
-def age_facts(cache: ManagerCache, loaded: Loaded[Any], now_ms: int, *, cache_ms: int = 0) -> Mapping[str, object]:
-    """Return the age for programs; `stale` is the reason for old data, else null."""
-    why = _why_old(cache, loaded, now_ms, cache_ms)
-    return {"data_ms": loaded.data_ms, "age_ms": max(0, now_ms - loaded.data_ms), "stale": why}
+    return DataAge(data_ms=loaded.data_ms, age_ms=max(0, now_ms - loaded.data_ms), stale=why)
 
 
 def _why_old(cache: ManagerCache, loaded: Loaded[Any], now_ms: int, cache_ms: int) -> str | None:
@@ -366,10 +358,6 @@ def _why_old(cache: ManagerCache, loaded: Loaded[Any], now_ms: int, cache_ms: in
             "refresh is in progress."
         )
     return None
-
-
-def _note(words: str) -> Html:
-    return tag("div", words, class_="trouble", id="late", role="alert")
 
 
 def silent_store(url: str) -> ObjectStore:

@@ -16,7 +16,7 @@ from tiered.config.units import counted, format_bytes, format_count, format_doll
 from tiered.node.problems import ProblemGroup, group_problems, same_cause
 from tiered.node.topic_registry import Topic
 from tiered.status.status_report import Row, StatusReport, partition_row, status_facts, topic_row
-from tiered.web.html import Child, ListPage, join, partition_path, render, topic_path
+from tiered.web.html import DataAge, ListPage, partition_path, render, topic_path
 from tiered.web.pages.history import HistoryData, history_section
 from tiered.web.pages.segment_map import Window, records_left, remote_kind, segment_map
 
@@ -59,7 +59,7 @@ def overview(
     query: Mapping[str, str],
     *,
     has_remote: bool,
-    note: Child = None,
+    age: DataAge | None = None,
     history: HistoryData | None = None,
 ) -> str:
     """Return the page. `query` has ``q`` (part of a name), ``sort`` (largest first), ``page``, ``span``."""
@@ -72,13 +72,13 @@ def overview(
         "Overview",
         "/",
         report.now_ms,
-        note,
+        age,
         report=report,
         groups=group_problems(report.problems),
         has_remote=has_remote,
         paused=[row for row in everything if row["is_paused"]],
         sums=_sums(report, everything),
-        history=join(history_section(history, None, report.now_ms, "/", query, selection)),
+        history=history_section(history, None, report.now_ms, "/", query, selection),
         selection=selection,
         topics=topics,
         rows=[_shown(row, stuck[str(row["topic"])]) for row in topics.rows],
@@ -92,7 +92,7 @@ def found_topics(report: StatusReport, query: Mapping[str, str]) -> dict[str, ob
     return {**msgspec.structs.asdict(status_facts(report)), "topics": _sorted(rows, query.get("sort", ""))}
 
 
-def problems_page(report: StatusReport, query: Mapping[str, str], note: Child = None) -> str:
+def problems_page(report: StatusReport, query: Mapping[str, str], age: DataAge | None = None) -> str:
     """Return the problems by cause: all, those of ``topic``, or those with the cause of place ``alike``."""
     topic, alike = query.get("topic", ""), query.get("alike", "")
     problems = [each for each in report.problems if not topic or (each.partition and each.partition.topic == topic)]
@@ -105,7 +105,7 @@ def problems_page(report: StatusReport, query: Mapping[str, str], note: Child = 
         "Troubles",
         "/troubles",
         report.now_ms,
-        note,
+        age,
         report=report,
         topic=topic,
         alike=alike,
@@ -147,7 +147,11 @@ def _sums(report: StatusReport, rows: Sequence[Row]) -> dict[str, str]:
 
 
 def topic_page(
-    report: StatusReport, topic: Topic, query: Mapping[str, str], note: Child = None, history: HistoryData | None = None
+    report: StatusReport,
+    topic: Topic,
+    query: Mapping[str, str],
+    age: DataAge | None = None,
+    history: HistoryData | None = None,
 ) -> str:
     """Return the page of one topic; `report` and `history` are for that topic."""
     here = topic_path(topic.name)
@@ -160,14 +164,14 @@ def topic_page(
         topic.name,
         here,
         report.now_ms,
-        note,
+        age,
         topic=topic,
         groups=group_problems(problems),
         paused=[row] if row["is_paused"] else [],
         partitions=partitions,
         rows=[{**_shown(partition_row(report, name), stuck[name]), "name": name} for name in partitions.rows],
         span=query.get("span", ""),
-        history=join(history_section(history, topic.name, report.now_ms, here, query, {})),
+        history=history_section(history, topic.name, report.now_ms, here, query, {}),
     )
 
 
@@ -180,7 +184,7 @@ def topic_facts(report: StatusReport, topic: Topic) -> dict[str, object]:
 
 
 def partition_page(
-    report: StatusReport, snapshot: PartitionSnapshot, query: Mapping[str, str], note: Child = None
+    report: StatusReport, snapshot: PartitionSnapshot, query: Mapping[str, str], age: DataAge | None = None
 ) -> str:
     """Return the page of one partition; `report` is for its topic."""
     name = snapshot.partition
@@ -191,7 +195,7 @@ def partition_page(
         str(name),
         here,
         report.now_ms,
-        note,
+        age,
         topic=name.topic,
         problems=[each for each in report.problems if each.partition in (None, name)],
         row=_shown(partition_row(report, name), 0),

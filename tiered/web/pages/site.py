@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import parse_qsl, unquote
@@ -20,7 +21,7 @@ from local.errors import InvalidRequest, LogError, NotFound
 from local.storage import DiskStorage, Storage
 from tiered.status.status_report import StatusReport, status_report
 from tiered.status.tier_history import read_series, still_there
-from tiered.web.html import SOON_S, Html, asset, render
+from tiered.web.html import SOON_S, DataAge, asset, render
 from tiered.web.pages.history import HistoryData
 from tiered.web.pages.maintenance import (
     Selection,
@@ -36,8 +37,7 @@ from tiered.web.pages.manager_cache import (
     Loaded,
     ManagerCache,
     PageDeadline,
-    age_banner,
-    age_facts,
+    data_age,
 )
 from tiered.web.pages.overview import (
     found_topics,
@@ -73,7 +73,6 @@ _ASSETS = {  # content type, and file in this folder
 
 Answered = tuple[HTTPStatus, str, str]  # status, content type, body
 Query = Mapping[str, str]
-_Forms = tuple[Callable[[], str], Callable[[], str]]  # the page, and its JSON
 T = TypeVar("T")
 
 
@@ -103,8 +102,7 @@ class Site:
         query = dict(parse_qsl(text[:QUERY_MAX]))
         is_json = query.get("format") == "json"
         try:
-            page, facts = self._routed(path, query)
-            body = facts() if is_json else page()
+            body = self._body(path, query, is_json=is_json)
         except NotFound as error:
             return self._failed(HTTPStatus.NOT_FOUND, "Not found", error, is_json=is_json)
         except InvalidRequest as error:
@@ -115,65 +113,64 @@ class Site:
             return self._failed(HTTPStatus.SERVICE_UNAVAILABLE, "Not available now", error, is_json=is_json)
         return HTTPStatus.OK, JSON_TYPE if is_json else HTML_TYPE, body
 
-    def _routed(self, path: str, query: Query) -> _Forms:
-        """Load the data of an address; return the functions that make its page and its JSON."""
+    def _body(self, path: str, query: Query, *, is_json: bool) -> str:
+        """Load the data of an address, and return its page or its JSON."""
         deadline = self._loader.deadline()
-        match _parts(path):
+
+        def form(
+            loaded: Loaded[T], page: Callable[[T, DataAge], str], facts: Callable[[T], Mapping[str, object]]
+        ) -> str:
+            age = data_age(self._cache, loaded, self._now_ms())
+            return _encoded({**asdict(age), **facts(loaded.value)}) if is_json else page(loaded.value, age)
+
+        match [unquote(each) for each in path.strip("/").split("/") if each]:
             case []:
-                return self._forms(
+                return form(
                     self._all(deadline),
-                    lambda report, note: self._overview(report, query, note, deadline),
+                    lambda report, age: self._overview(report, query, age, deadline),
                     lambda report: found_topics(report, query),
                 )
             case ["troubles"]:
-                return self._forms(
+                return form(
                     self._all(deadline),
-                    lambda report, note: problems_page(report, query, note),
+                    lambda report, age: problems_page(report, query, age),
                     lambda report: found_topics(report, query),
                 )
             case ["plan"]:
                 selection = Selection.of(query)
                 plan = self._plan(selection)
-                return self._forms(
+                return form(
                     plan,
-                    lambda priced, note: plan_page(priced, selection, query, plan.at_ms, note),
+                    lambda priced, age: plan_page(priced, selection, query, plan.at_ms, age),
                     lambda priced: plan_facts(priced, selection, query),
                 )
             case ["compaction"]:
-                return self._forms(
+                return form(
                     self._load("compaction", lambda manager: compaction_data(manager, self._now_ms())),
-                    lambda state, note: compaction_page(state, query, note),
+                    lambda state, age: compaction_page(state, query, age),
                     lambda state: compaction_facts(state, query),
                 )
             case ["cost"]:
                 laboratory = self._laboratory()
-                return lambda: laboratory.page(query), lambda: _encoded(laboratory.facts(query))
+                return _encoded(laboratory.facts(query)) if is_json else laboratory.page(query)
             case ["topics", topic]:
-                return self._forms(
+                return form(
                     self._topic(topic, deadline),
-                    lambda found, note: topic_page(*found, query, note, self._history(topic, deadline)),
+                    lambda found, age: topic_page(*found, query, age, self._history(topic, deadline)),
                     lambda found: topic_facts(*found),
                 )
             case ["topics", topic, number]:
-                return self._forms(
+                return form(
                     self._partition(topic, number),
-                    lambda found, note: partition_page(*found, query, note),
+                    lambda found, age: partition_page(*found, query, age),
                     lambda found: partition_facts(found[0], found[1].partition),
                 )
         raise NotFound("page not found", path=path)
 
-    def _forms(
-        self, loaded: Loaded[T], page: Callable[[T, list[Html]], str], facts: Callable[[T], Mapping[str, object]]
-    ) -> _Forms:
-        return (
-            lambda: page(loaded.value, age_banner(self._cache, loaded, self._now_ms())),
-            lambda: _encoded({**age_facts(self._cache, loaded, self._now_ms()), **facts(loaded.value)}),
-        )
-
-    def _overview(self, report: StatusReport, query: Query, note: list[Html], deadline: PageDeadline) -> str:
+    def _overview(self, report: StatusReport, query: Query, age: DataAge, deadline: PageDeadline) -> str:
         history = self._history(None, deadline) if report.topics else None
         has_remote = self._cache.config.remote_url is not None
-        return overview(report, query, has_remote=has_remote, note=note, history=history)
+        return overview(report, query, has_remote=has_remote, age=age, history=history)
 
     def _load(
         self, key: str, read: Callable[[LogManager], T], deadline: PageDeadline | None = None, keep_ms: int = CACHE_MS
@@ -244,10 +241,6 @@ class Site:
             return status, JSON_TYPE, _encoded({"error": type(error).__name__, "message": words})
         again_s = SOON_S if status == HTTPStatus.SERVICE_UNAVAILABLE else None
         return status, HTML_TYPE, render("failed.html", title, "", self._now_ms(), refresh_s=again_s, words=words)
-
-
-def _parts(path: str) -> list[str]:
-    return [unquote(each) for each in path.strip("/").split("/") if each]
 
 
 def _encoded(facts: Mapping[str, object]) -> str:

@@ -14,7 +14,7 @@ from local.storage import replace_file
 from tiered.service.worker import Worker
 from tiered.status.tier_history import DAY_MS, FILE, TierPoint, TierSeries, history_of
 from tiered.web.charts import bytes_label, dollars_label, thinned, time_ticks
-from tiered.web.html import frame, tag
+from tiered.web.html import render_bare
 from tiered.web.pages.history import SPANS, HistoryData, history_section, requested_span
 
 FIVE = 5 * 60_000
@@ -44,9 +44,9 @@ def drawn(found: TierSeries, *, now_ms: int = NOW, topic: str | None = None, sti
     """The history section, in a page with valid HTML."""
     history = HistoryData(series=found, still=list(still))
     section = history_section(history, topic, now_ms, "/", query, {"q": "or", "sort": ""})
-    body = frame("Past", "/", now_ms, section)
+    body = render_bare("bare.html", "Past", words=section, is_problem=False)
     assert Sound.problems(body) == []
-    assert tag("p", section).count('id="history"') == 1
+    assert body.count('id="history"') == 1
     return section
 
 

@@ -26,7 +26,7 @@ from tiered.web.pages.manager_cache import (
     Loaded,
     ManagerCache,
     PageDeadline,
-    age_banner,
+    data_age,
     silent_store,
 )
 from tiered.web.pages.site import CACHE_MS, Site
@@ -426,7 +426,8 @@ def test_data_older_than_the_limit_is_marked(world: World) -> None:
     with world.open() as manager:
         looks = ManagerCache.of(manager)
         told = Loaded(value=None, at_ms=NOW, read_ms=NOW - AGE_MAX_MS)
-        assert len(age_banner(looks, told, clock.now)) == 1
-        (mark, age) = age_banner(looks, told, clock.now + 1000)
-        assert ('id="late"' in mark, "31s old" in age) == (True, True)
-        assert len(age_banner(looks, told, clock.now + 1000, cache_ms=60_000)) == 1
+        assert data_age(looks, told, clock.now).stale is None
+        old = data_age(looks, told, clock.now + 1000)
+        assert old.stale is not None
+        assert old.age_ms == 31_000
+        assert data_age(looks, told, clock.now + 1000, cache_ms=60_000).stale is None
