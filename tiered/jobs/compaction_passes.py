@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import NamedTuple, Unpack
 
 import numpy as np
@@ -149,29 +150,23 @@ class GroupWork:
             judge.segment(segment, entry.next_offset, self._pace)
             for segment, entry in zip(segments, group.entries, strict=True)
         ]
-        made: list[tuple[tuple[SegmentEntry, ...], SegmentEntry | None]] = []
-        entries, uploaded = list(group.entries), []
+        entries, replaced, vouched = iter(group.entries), list[Replacement](), list[str]()
         try:
             for together in grouped(judged, log_settings(plan.settings), self._pace):
-                olds, entries = tuple(entries[: len(together)]), entries[len(together) :]
-                is_changed = len(together) > 1 or (together[0].is_changed and not together[0].is_last_batch_alone)
-                new = self._uploaded(together, olds) if is_changed else None
-                uploaded += [] if new is None else [new]
-                made.append((olds, new))
+                olds = list(islice(entries, len(together)))
+                ulids = tuple(entry.ulid for entry in olds)
+                if len(together) > 1 or (together[0].is_changed and not together[0].is_last_batch_alone):
+                    replaced.append(Replacement(ulids=ulids, entries=(self._uploaded(together, olds),)))
+                else:
+                    vouched += ulids
                 for each in together:
                     self._removed(each.segment)
         except LogError:
-            self._discard(uploaded)
+            uploaded = keys_of(entry for each in replaced for entry in each.entries)
+            with suppress(LogError):
+                delete_objects(self._store, plan.name.prefix, uploaded, DeleteReason.OWN_UPLOAD)
             raise
-        return GroupResult(
-            number=group.number,
-            replaced=tuple(
-                Replacement(ulids=tuple(entry.ulid for entry in olds), entries=(new,))
-                for olds, new in made
-                if new is not None
-            ),
-            vouched=tuple(entry.ulid for olds, new in made if new is None for entry in olds),
-        )
+        return GroupResult(number=group.number, replaced=tuple(replaced), vouched=tuple(vouched))
 
     def _without_expired(self) -> RowGroup:
         """Return the group without entries below the log start offset: their objects may be deleted at any time."""
@@ -252,10 +247,6 @@ class GroupWork:
         )
         self._storage.unlink(path)
         return entry
-
-    def _discard(self, entries: Iterable[SegmentEntry]) -> None:
-        with suppress(LogError):
-            delete_objects(self._store, self._plan.name.prefix, keys_of(entries), DeleteReason.OWN_UPLOAD)
 
     # --- the task's disk ---------------------------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 
 from local import kernels
+from local.cleaner.offset_map import SECRET_BYTES, digest_keys
 from local.errors import InvalidRequest
 from local.format.columns import Columns
 from local.log import Log
@@ -25,6 +25,7 @@ from tiered.maintenance.apply import Applied
 from tiered.manager.manager import LogManager
 
 SAMPLES_MAX = 8
+_SECRET = bytes(SECRET_BYTES)  # the digests never leave the process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,19 +112,19 @@ def check_compacted(manager: LogManager, topic: str, now_ms: int) -> None:
 
 def estimate(log: Log, found: LogToClean, *, bucket_end: int = 0) -> Estimate:
     """Estimate one log; see the module text. Raises Corrupt as reading the log does."""
-    sealed = [info for info in log.segments() if not info.is_active and not info.is_empty]
+    closed = [info for info in log.segments() if not info.is_active and not info.is_empty]
     upto, dirty_from = found.first_uncleanable_offset, found.first_dirty_offset
-    dirty = [info for info in sealed if dirty_from < info.next_offset <= upto]
-    clean = [info for info in sealed if info.next_offset <= dirty_from]
+    dirty = [info for info in closed if dirty_from < info.next_offset <= upto]
+    clean = [info for info in closed if info.next_offset <= dirty_from]
     keys: set[int] = set()
     dirty_records = keyless = 0
     for info in dirty:
         for _, data in batch_slices(log.segment(info.base_offset)):
             for columns in kernels.decode_in_steps(data):
                 dirty_records += len(columns)
-                hashes = _key_hashes(columns)
-                keyless += len(columns) - len(hashes)
-                keys.update(hashes)
+                digests = _key_digests(columns)
+                keyless += len(columns) - len(digests)
+                keys.update(digests)
     spread = clean[:: max(1, -(-len(clean) // SAMPLES_MAX))]
     sampled = [_sample(log.segment(info.base_offset), keys) for info in spread]
     return Estimate(
@@ -136,7 +137,7 @@ def estimate(log: Log, found: LogToClean, *, bucket_end: int = 0) -> Estimate:
         sampled_bytes=sum(size for size, _, _ in sampled),
         sampled_records=sum(records for _, records, _ in sampled),
         sampled_superseded=sum(superseded for _, _, superseded in sampled),
-        tiered_bytes=sum(info.size_bytes for info in sealed if info.base_offset < bucket_end),
+        tiered_bytes=sum(info.size_bytes for info in closed if info.base_offset < bucket_end),
     )
 
 
@@ -144,19 +145,15 @@ def _sample(segment: Segment, keys: set[int]) -> tuple[int, int, int]:
     for _, data in batch_slices(segment):
         records = superseded = 0
         for columns in kernels.decode_in_steps(data):
-            hashes = _key_hashes(columns)
             records += len(columns)
-            superseded += sum(each in keys for each in hashes)
+            superseded += sum(each in keys for each in _key_digests(columns))
         return len(data), records, superseded
     return 0, 0, 0
 
 
-def _key_hashes(columns: Columns) -> list[int]:
-    bounds, gathered = kernels.gather(columns.data, columns.key_starts, columns.key_lengths)
-    data = gathered.tobytes()
-    has_key = (columns.key_lengths >= 0).tolist()
-    return [
-        hash(data[start:end])
-        for (start, end), is_keyed in zip(pairwise(bounds.tolist()), has_key, strict=True)
-        if is_keyed
-    ]
+def _key_digests(columns: Columns) -> list[int]:
+    """Return half of the digest of the key of each record that has one."""
+    keyed = columns.key_lengths >= 0
+    low, _ = digest_keys(columns.data, columns.key_starts[keyed], columns.key_lengths[keyed], _SECRET)
+    found: list[int] = low.tolist()
+    return found
