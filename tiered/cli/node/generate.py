@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -30,7 +31,15 @@ from tiered.cli.options import (
 from tiered.cli.render import Result, Struct, print_result, text, write_lines
 from tiered.cli.session import UNNAMED, Session, completions
 from tiered.config.units import counted
-from tiered.observe.monitoring_files import Role, alert_rules, dashboard, lifecycle_rules, systemd_unit
+from tiered.observe.monitoring_files import (
+    RUNBOOKS_URL,
+    Limits,
+    Role,
+    alert_rules,
+    dashboard,
+    lifecycle_rules,
+    systemd_unit,
+)
 from tiered.observe.monitoring_files import iam_policy as made
 
 if TYPE_CHECKING:
@@ -119,12 +128,10 @@ def explain(
     known = find_property(setting)
     own = session.topics().get(topic).properties if topic else None
     effective = {each.name: each for each in session.config().explain(topic or "", own)}[known.name]
-    explained = ExplainedSetting(
+    explained = ExplainedSetting.of(
+        known,
+        effective,
         setting=known.name,
-        value=effective.value,
-        origin=effective.origin,
-        default=known.default,
-        expected=known.expected,
         example=f"-X {known.name}={example_of(known)}",
         variable=known.environment_variable,
         kafka=known.name if known.source is Source.KAFKA else "none, it is a setting of tiered",
@@ -153,8 +160,6 @@ def lint(
             raise click.UsageError("--properties checks a file; remove the topics")
         found = lint_broker_file(file)
     else:
-        import os
-
         from tiered.health.lint import lint_place
 
         found = lint_place(
@@ -276,8 +281,6 @@ def alerts(
     runbooks: str | None = option("--runbooks URL", "Set the address of the runbook pages; default: docs/runbooks."),
 ) -> None:
     """Print Prometheus alert rules, each with a link to its runbook."""
-    from tiered.observe.monitoring_files import RUNBOOKS_URL, Limits
-
     at_risk_bytes = size_bytes("--at-risk", at_risk, "50GiB")
     copy_lag_s = duration_ms("--copy-lag", copy_lag, "1h", least=0) // 1000
     limits = Limits(at_risk_bytes=at_risk_bytes, copy_lag_s=copy_lag_s, free_share=free)
@@ -336,8 +339,6 @@ def iam_policy(
     at: _Bucket = GROUP,
 ) -> int:
     """Print an IAM policy with the least permissions that a role needs for the bucket."""
-    import json
-
     from remote.store.unfinished_uploads import inline_policy, put_inline_policy, split_bucket
 
     place, options, is_immutable = at.place(session)
@@ -368,8 +369,6 @@ def lifecycle(
     at: _Bucket = GROUP,
 ) -> int:
     """Print S3 lifecycle rules for the bucket."""
-    import json
-
     from remote.store.unfinished_uploads import bucket_rules, missing_rules, put_rules, split_bucket
 
     place, options, is_immutable = at.place(session)

@@ -6,7 +6,7 @@ import datetime
 import shlex
 import sys
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import click
 import msgspec
@@ -25,7 +25,7 @@ from tiered.cli.render import (
     print_result,
     text,
 )
-from tiered.cli.session import Session, now_ms
+from tiered.cli.session import Session, now_ms, stop_signals
 from tiered.config.units import (
     counted,
     format_bytes,
@@ -34,14 +34,17 @@ from tiered.config.units import (
     format_lasted,
     format_ms,
 )
-from tiered.node.problems import group_problems
-from tiered.status.status_report import StatusFacts, deferral_lines, partition_row, status_facts, topic_row
-from tiered.status.sync_status import SyncState, TierSync
-
-if TYPE_CHECKING:
-    from tiered.node.problems import ProblemGroup
-    from tiered.status.status_report import StatusReport
-    from tiered.status.sync_status import TierSync
+from tiered.node.problems import ProblemGroup, group_problems
+from tiered.status.status_report import (
+    StatusFacts,
+    StatusReport,
+    deferral_lines,
+    partition_row,
+    status_facts,
+    status_report,
+    topic_row,
+)
+from tiered.status.sync_status import SyncState, TierSync, tier_sync
 
 _SECTIONS = {
     "local": ("local_bytes",),
@@ -183,8 +186,6 @@ def status(
     pause_ms = duration_ms("--interval", interval, "30s")
     from remote.manifest.manifest_memory_cache import ManifestMemoryCache
     from tiered.config.clock_guard import counted_ms
-    from tiered.status.status_report import status_report
-    from tiered.status.sync_status import tier_sync
 
     known = ManifestMemoryCache(counted_ms) if watch else None
 
@@ -209,8 +210,6 @@ def status(
 
 
 def _repeat(show: Callable[[], int], pause_ms: int) -> int:
-    from tiered.cli.session import stop_signals
-
     with stop_signals() as stop:
         while True:
             code = show()

@@ -14,7 +14,7 @@ from tiered.cli.errors import Exit, stopped_code
 from tiered.cli.options import OUTPUT, argument, command, option, parse_partition, parse_share
 from tiered.cli.progress import byte_progress
 from tiered.cli.render import Result, Struct, number, print_result, text
-from tiered.cli.session import Session, now_ms
+from tiered.cli.session import Session, now_ms, stop_signals
 
 if TYPE_CHECKING:
     from local.storage import Storage
@@ -216,7 +216,6 @@ def verify_remote(
     | 3 | other findings |
     """
     from tiered.cli.job_command import lost_partitions, open_bucket
-    from tiered.cli.session import stop_signals
     from tiered.health.bucket_verifying import verify_bucket
     from tiered.health.scrub import THREADS
 

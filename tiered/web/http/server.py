@@ -164,39 +164,26 @@ def _same(one: str, other: str) -> bool:
 
 
 class WebServer(ServerInThread):
-    """Serves the pages to requests that pass the gate."""
+    """Serves the pages to requests that pass the gate.
+
+    Logs the first, the tenth, the hundredth wrong token and so on.
+    """
 
     def __init__(
         self, host: str, port: int, pages: Pages, gate: Gate, *, option: str = "--listen", tls: Tls | None = None
     ) -> None:
         """Port 0 takes any free port. Raises InvalidRequest for an unusable address or certificate."""
-        page_routes = _PageRoutes(pages, gate)
-        routes = [
-            Route("/login", page_routes.take_token, methods=["POST"]),
-            Route("/{path:path}", page_routes.show, methods=["GET"]),
-        ]
-        made = application(routes, [Middleware(_AccessMiddleware, refusal_of=page_routes.refusal_of)])
-        super().__init__(host, port, made, name="tiered-web", option=option, tls=tls)
-
-
-class _AccessMiddleware:
-    def __init__(self, app: ASGIApp, refusal_of: Callable[[Request], Response | None]) -> None:
-        self._app, self._refusal_of = app, refusal_of
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert scope["type"] == "http"
-        await (self._refusal_of(Request(scope)) or self._app)(scope, receive, send)
-
-
-class _PageRoutes:
-    """The two routes, and the refusals. Logs the first, the tenth, the hundredth wrong token and so on."""
-
-    def __init__(self, pages: Pages, gate: Gate) -> None:
         self._pages, self._gate = pages, gate
         self._answering = Answering()
         self._wrong_tokens = 0
+        routes = [
+            Route("/login", self._take_token, methods=["POST"]),
+            Route("/{path:path}", self._show, methods=["GET"]),
+        ]
+        made = application(routes, [Middleware(_AccessMiddleware, refusal_of=self._refusal_of)])
+        super().__init__(host, port, made, name="tiered-web", option=option, tls=tls)
 
-    def refusal_of(self, request: Request) -> Response | None:
+    def _refusal_of(self, request: Request) -> Response | None:
         if not self._gate.is_host(request.headers.get("Host", "")):
             return page(HTTPStatus.MISDIRECTED_REQUEST, "Not found", _NOT_HERE)
         if request.method == "POST" or target_of(request.scope) in OPEN:
@@ -207,11 +194,11 @@ class _PageRoutes:
             self._count_wrong_token(request)
         return _token_page(None)
 
-    async def show(self, request: Request) -> Response:
+    async def _show(self, request: Request) -> Response:
         target = target_of(request.scope)
         return await answered(request, self._answering, lambda: self._pages(target))
 
-    async def take_token(self, request: Request) -> Response:
+    async def _take_token(self, request: Request) -> Response:
         if not self._gate.wants_token:
             raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET, HEAD"})
         if not self._gate.is_own(request.headers):
@@ -230,6 +217,15 @@ class _PageRoutes:
         if str(self._wrong_tokens).strip("0") == "1":
             client = request.client.host if request.client is not None else None
             _log.warning("a wrong token was sent: times=%s client=%s", self._wrong_tokens, client)
+
+
+class _AccessMiddleware:
+    def __init__(self, app: ASGIApp, refusal_of: Callable[[Request], Response | None]) -> None:
+        self._app, self._refusal_of = app, refusal_of
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http"
+        await (self._refusal_of(Request(scope)) or self._app)(scope, receive, send)
 
 
 async def _form(request: Request) -> bytes | None:
@@ -273,22 +269,14 @@ class MetricsServer(ServerInThread):
         """
         is_own = is_loopback(host)
         names = {host, *hosts, *(() if is_own else own_names())}
-        route = _MetricsRoute(
-            answers, pages if is_own else None, Answering(limit_s=answer_s), {each.casefold() for each in names}
-        )
-        routes = [Route("/{path:path}", route.show, methods=["GET"])]
+        self._hosts = {each.casefold() for each in names}
+        self._answers, self._pages = answers, pages if is_own else None
+        self._answering = Answering(limit_s=answer_s)
+        self._loader = DataLoader(lambda: time.monotonic_ns() // 1_000_000, deadline_s=FIGURES_S)
+        routes = [Route("/{path:path}", self._show, methods=["GET"])]
         super().__init__(host, port, application(routes), name="tiered-metrics", option=option, tls=tls)
 
-
-class _MetricsRoute:
-    def __init__(
-        self, answers: dict[str, Answer], pages: Pages | None, answering: Answering, hosts: Collection[str]
-    ) -> None:
-        self._hosts = hosts
-        self._answers, self._pages, self._answering = answers, pages, answering
-        self._loader = DataLoader(lambda: time.monotonic_ns() // 1_000_000, deadline_s=FIGURES_S)
-
-    async def show(self, request: Request) -> Response:
+    async def _show(self, request: Request) -> Response:
         target, host, accept = target_of(request.scope), request.headers.get("Host", ""), request.headers.get("Accept")
         return await answered(request, self._answering, lambda: self._answer(target, host, accept or ""))
 
