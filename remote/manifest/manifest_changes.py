@@ -38,6 +38,7 @@ from local.errors import Conflict, InvalidRequest
 from local.log.leader_epochs import EpochRange, joined_ranges, ranges_outside
 from remote.keys import parse_epoch
 from remote.manifest.manifest import AppliedJob, Manifest, PendingDelete, PendingPageDelete
+from remote.manifest.manifest_page import Rows
 from remote.manifest.page_out import EntriesOf, lost_object
 from remote.manifest.view import tombstone_bound
 from remote.segment_entry import SegmentEntry
@@ -326,9 +327,7 @@ def is_done(manifest: Manifest, note: AppliedJob) -> bool:
 
 
 @as_change
-def append_entries(
-    manifest: Manifest, entries: Sequence[SegmentEntry], *, start_offset: int, note: AppliedJob
-) -> Manifest:
+def append_entries(manifest: Manifest, entries: Rows, *, start_offset: int, note: AppliedJob) -> Manifest:
     """Append all of a job's segments to a partition that ends at `start_offset`, or none.
 
     Raises Conflict for another end or pending deletes, InvalidRequest while the tier is being disabled.
@@ -403,9 +402,7 @@ def outcome_of_group(entries: Sequence[SegmentEntry], log_start_offset: int, gro
     return GroupOutcome.IN_PLACE if is_rest and remaining[0].base_offset <= log_start_offset else GroupOutcome.LOST
 
 
-def lost_entries(
-    manifest: Manifest, planned: Sequence[SegmentEntry], entries: Sequence[SegmentEntry]
-) -> list[SegmentEntry]:
+def lost_entries(manifest: Manifest, planned: Rows, entries: Rows) -> list[SegmentEntry]:
     """The `planned` entries that are not in `entries` and did not expire: another process replaced them."""
     there = {entry.ulid for entry in entries}
     return [entry for entry in planned if entry.ulid not in there and entry.next_offset > manifest.log_start_offset]
@@ -445,9 +442,7 @@ def _replaced(
     return entries_after, [each for each in objects if each.key not in listed]
 
 
-def _in_place(
-    entries: Sequence[SegmentEntry], old: Sequence[SegmentEntry], note: AppliedJob, *, keeps_maker: bool
-) -> tuple[SegmentEntry, ...]:
+def _in_place(entries: Rows, old: Rows, note: AppliedJob, *, keeps_maker: bool) -> tuple[SegmentEntry, ...]:
     makers = {entry.made_by for entry in old}
     redaction = next((entry.made_by for entry in old if entry.is_redacted), None)
     made_by = redaction or (makers.pop() if keeps_maker and len(makers) == 1 else note.job_id)

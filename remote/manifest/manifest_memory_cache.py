@@ -63,9 +63,6 @@ class ManifestMemoryCache:
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._known)
-
     def newest(
         self,
         store: ObjectStore,

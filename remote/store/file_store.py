@@ -76,9 +76,6 @@ class FileStore(DirectoryStore):
         self._root = root.rstrip("/") or "/"
         self._storage = storage or DiskStorage()
 
-    def __repr__(self) -> str:
-        return f"FileStore({self._root!r})"
-
     @property
     def url(self) -> str:
         return f"file://{quote(os.fsencode(self._root))}"  # quoted, so that any directory name opens again
@@ -124,9 +121,6 @@ class FileStore(DirectoryStore):
                 self._storage.unlink(path)
                 if self._storage.is_directory(_parent(path)):
                     self._storage.sync_directory(_parent(path))
-
-    def close(self) -> None:
-        pass
 
     def _publish(self, attempt: str, key: str, bodies: Iterable[Body], *, overwrite: bool) -> None:
         path = self._path(key)

@@ -106,9 +106,6 @@ class HdfsStore(DirectoryStore):
         self._pid = 0
         self._is_swept = False
 
-    def __repr__(self) -> str:
-        return f"HdfsStore({self.url!r})"
-
     @property
     def url(self) -> str:
         return f"hdfs://{self._authority}{quote(self._root)}".rstrip("/")

@@ -28,9 +28,6 @@ class MemoryStore(ObjectStore):
         self._lock = threading.Lock()
         self._objects: dict[str, tuple[bytes, int]] = {}
 
-    def __repr__(self) -> str:
-        return f"MemoryStore({self._url!r})"
-
     @property
     def url(self) -> str:
         return self._url
@@ -84,9 +81,6 @@ class MemoryStore(ObjectStore):
         with self._lock:
             for key in keys:
                 self._objects.pop(check_key(key), None)
-
-    def close(self) -> None:
-        pass
 
     def _object(self, attempt: str, key: str) -> tuple[bytes, int]:
         with self._lock:

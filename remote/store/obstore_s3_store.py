@@ -65,9 +65,6 @@ class ObstoreS3Store(S3Store):
     uploads_max = 2
     _clients: _Clients | None = None
 
-    def __repr__(self) -> str:
-        return f"ObstoreS3Store({self.url!r})"
-
     def put(self, key: str, body: Body) -> None:
         check_body(key, len(body))
         if (clients := self._obstore()) is None:

@@ -54,6 +54,9 @@ class UploadSource:
 class ObjectStore(Protocol):
     """The operations of a store. A subclass that reads sequentially inherits `get_ranges` and `get_each`."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
     @property
     def url(self) -> str:
         """The location of the root, without any secret."""
@@ -115,8 +118,8 @@ class ObjectStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Close connections. Idempotent."""
-        ...
+        """Close connections, if there are any. Idempotent."""
+        return
 
 
 def read_if_there(store: ObjectStore, wanted: GetRange) -> Body | None:

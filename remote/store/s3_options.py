@@ -11,7 +11,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -42,12 +42,9 @@ class Settings:
     """How obstore reaches a bucket; times in seconds. `config` may hold secrets and is never shown."""
 
     endpoint: str
-    config: Mapping[str, Any]
+    config: Mapping[str, Any] = field(repr=False)
     connect_timeout_s: float
     read_timeout_s: float
-
-    def __repr__(self) -> str:
-        return f"Settings(endpoint={self.endpoint!r})"
 
 
 def is_installed() -> bool:

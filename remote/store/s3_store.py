@@ -145,9 +145,6 @@ class S3Store(ObjectStore):
         self._was_refused = False  # since the last answered call
         self._clients_made, self._made_s = 0, time.monotonic()
 
-    def __repr__(self) -> str:
-        return f"S3Store({self.url!r})"
-
     @property
     def url(self) -> str:
         return f"s3://{self._bucket}/{self._root}".rstrip("/")

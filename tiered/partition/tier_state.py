@@ -217,9 +217,6 @@ class Uploads:
         self._of: dict[Segment, Upload] = {}
         self._has_removed_doubtful = False
 
-    def __len__(self) -> int:
-        return len(self._of)
-
     def items(self) -> Mapping[Segment, Upload]:
         return dict(self._of)
 

@@ -169,7 +169,7 @@ def test_only_the_last_used_manifests_are_known() -> None:
         log = MetadataLog(store, prefix)
         log.become_writer("w", 0, topic="orders", topic_id="A" * 22, partition=number)
         MetadataLog(store, prefix, known=known).load()
-    assert len(known) == 2
+    assert len(known._known) == 2
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -197,7 +197,7 @@ def test_uncommitted_uploads_are_committed_with_the_new_key_after_a_rotation(
         manager.topics.alter("t", {KEY: "k1"}, now_ms=NOW)
         store.refuses = True
         manager.tick(NOW)
-        assert len(manager.partitions.find(NAME).uploads) == 3
+        assert len(manager.partitions.find(NAME).uploads.items()) == 3
         store.refuses = False
         manager.topics.alter("t", {KEY: "k2"}, now_ms=NOW)
         (rotated,) = rotate_keys(manager, now_ms=NOW)
