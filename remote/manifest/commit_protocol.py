@@ -249,8 +249,7 @@ class MetadataLog:
         - A writer that `appends` has a log of its own (`Manifest.appender_id`).
         - `check_newest` receives the very manifest that ours follows, before ours is created. Its error ends the
           takeover without any effect.
-        - The first manifest is sealed by `seal_key_id`, or by the key that its properties encrypt with; later ones as
-          their predecessor.
+        - The first manifest is sealed by `seal_key_id` or its properties' key; later ones as their predecessor.
 
         Raises InvalidRequest if the manifests are another partition's, and Conflict if the topic was deleted, unless
         this writer `removes` the partition.
@@ -359,8 +358,7 @@ class MetadataLog:
     def check_still_writer(self) -> Manifest:
         """Prove from the store that our epoch is the newest; return the newest manifest.
 
-        Required before each deletion. Raises Fenced if the epoch is not the newest, InvalidRequest for a role that
-        deletes nothing.
+        Required before each deletion. Raises Fenced for another epoch, InvalidRequest for a role that deletes nothing.
         """
         with self._lock:
             self._check_writer()

@@ -119,8 +119,7 @@ class PageEntry:
 class AppliedJob:
     """Record of a job's commits here, so that a repeated run of the job finds its work done.
 
-    `turn`: the batch id of a stream; below 0 for an unfinished `tiered.jobs.bucket_compaction` of several passes; else
-    0.
+    `turn`: the batch id of a stream; below 0 for an unfinished compaction (`tiered.jobs.bucket_compaction`); else 0.
     """
 
     job_id: str
@@ -176,8 +175,7 @@ class Manifest:
       manifests of an older version.
     - While `tier_disabled` is set, the disk alone holds the retained log. The entries expire as usual and no entry is
       added. When the last entry is unlinked, the flag becomes false.
-    - After `deleted_ms` nothing is readable, only a removal may take over, and missing objects are not damage. The mark
-      is permanent.
+    - `deleted_ms` is permanent. Nothing is readable, only a removal may take over, and missing objects are no damage.
     - Successors are sealed by the same key until they name another. No successor of a sealed manifest is unsealed.
     """
 

@@ -2,8 +2,7 @@
 
 GC deletes old manifests (`remote.gc.delayed_delete`). The name of a deleted manifest can be created again, by a writer
 that slept. So before GC deletes a manifest, it creates a **boundary**: every sequence at or below the boundary is void
-from then on, regardless of the object under its name. Boundaries are numbered and created only if absent, each above
-the one before:
+from then on, whatever has its name. Boundaries are numbered and created only if absent, each above the one before:
 
 | bytes of ``meta/gc/boundary/<number 20>`` |
 |---|

@@ -3,8 +3,7 @@
 fsspec's layer lacks a rename that does not overwrite, hsync, and ranges: they use the client below it
 (`filesystem.client`). Order of effects of a write:
 
-1. Write a temporary file (``<root>/~aside/<ulid>``), with an hsync after every part, so that the bytes are on the
-   DataNodes' disks.
+1. Write a temporary file (``<root>/~aside/<ulid>``), with an hsync (to the DataNodes' disks) after every part.
 2. Close it.
 3. Rename it at the NameNode, which is atomic: over the target, or for create-if-absent failing if the name is taken.
 

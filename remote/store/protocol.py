@@ -42,8 +42,7 @@ class UploadSource:
     """Bytes to upload in parts, without holding all of them; the number of parts may be unknown.
 
     - Each call of `parts()` begins at the first part and gives the same bytes: a failed upload is retried from there.
-    - A store takes the parts in order, from one thread. It holds the parts that it has not sent yet, and resends a
-      failed part from memory.
+    - A store takes the parts in order, from one thread. It holds unsent parts, and resends a failed one from memory.
     - Every part but the last has the same size, at least `remote.segment_entry.PART_BYTES`; the last may be smaller.
     - Errors of `parts()` pass through to the caller of the upload.
     """

@@ -9,8 +9,7 @@ A new try (the store lost the first one) must find the same bytes, which is chec
 name never gets other content, and no nonce is used for two contents. Memory: one part, and the chunks being encoded.
 
 `FileAhead` reads the next block of a local file while the last one is processed. It bypasses `local.storage.storage`,
-so its errors are never final: after an error the caller's `read` reads through the storage. The caller checks the bytes
-of both paths.
+so after an error the caller's `read` reads through the storage. The caller checks the bytes of both paths.
 """
 
 from __future__ import annotations

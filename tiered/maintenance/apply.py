@@ -117,8 +117,7 @@ def apply_partition(
 def apply_on_disk(state: Application, decide: Decide) -> Applied | None:
     """Apply the decisions of `decide` on a tiered partition's disk, in parallel to a task.
 
-    `decide` is called under the lock. Never waits: returns None if another thread has the partition. Raises as
-    `apply_partition`.
+    Calls `decide` under the lock. Never waits: None if another thread has the partition. Raises as `apply_partition`.
     """
     partition = state.partition
     if not partition.lock.acquire(blocking=False):

@@ -65,9 +65,8 @@ def delete_records(
 ) -> dict[TopicPartition, DeletedRecords]:
     """Raise the log start of each partition to its offset; all checks come before any effect.
 
-    The store is waited for first, without a lock; `maintenance_lock` is held for the rest. Raises as `plan_deletion`,
-    and if this manager may not write to a partition. Errors of the disk or the store name the deletions done so far in
-    their facts.
+    Waits for the store without a lock; `maintenance_lock` is held for the rest. Raises as `plan_deletion`, and if this
+    manager may not write to a partition. The facts of an error of the disk or the store name the deletions so far.
     """
     for held in partitions:
         _check_ours(held)

@@ -184,16 +184,11 @@ class Maintenance:
     def drop_early(self, plan: Plan) -> dict[TopicPartition, Applied]:
         """Apply a plan of drops to the segments still present, in parallel to tasks. Never waits."""
         with self._lock:
-            done = {name: self._drop_early(name, drops, plan.now_ms) for name, drops in plan.decisions.items()}
+            done = {
+                name: self._on_disk(name, partial(_still_there, drops), plan.now_ms)
+                for name, drops in plan.decisions.items()
+            }
         return {name: applied for name, applied in done.items() if applied is not None}
-
-    def _drop_early(self, name: TopicPartition, drops: Sequence[Decision], now_ms: int) -> Applied | None:
-        def decide(snapshot: PartitionSnapshot) -> list[Decision]:
-            there = {info.base_offset: info.next_offset for info in snapshot.closed}
-            wanted = [each for each in drops if isinstance(each, DropLocal)]
-            return [each for each in wanted if there.get(each.base_offset) == each.next_offset]
-
-        return self._on_disk(name, decide, now_ms)
 
     def _check_disks(self, now_ms: int) -> None:
         for held in self._table.all():
@@ -312,6 +307,11 @@ class Maintenance:
 
     def _letting_go(self, name: TopicPartition, should_stop: ShouldStop) -> ShouldStop:
         return lambda: should_stop() or not self._directories.is_online(name)
+
+
+def _still_there(drops: Sequence[Decision], snapshot: PartitionSnapshot) -> list[Decision]:
+    there = {(info.base_offset, info.next_offset) for info in snapshot.closed}
+    return [each for each in drops if isinstance(each, DropLocal) and (each.base_offset, each.next_offset) in there]
 
 
 def _still_due(snapshot: PartitionSnapshot, *, may_clean: bool) -> list[Decision]:

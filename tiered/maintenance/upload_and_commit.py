@@ -7,8 +7,7 @@ become visible in the order of offsets.
 
 **Copies of a compacted topic** are committed together, so that their entries stay consistent (`policies.tiering`).
 
-Until their commit, uploads are notes in the memory of this process: a stopped or failed run continues later with the
-next segment.
+Until their commit, uploads are notes in memory: a stopped or failed run continues later with the next segment.
 
 **A replacement** puts one uploaded segment's entry in the place of the entries that it tiles, in one commit.
 
@@ -125,8 +124,7 @@ class _Group:
 def copy_in_groups(state: Application, run: Sequence[CopySegment]) -> None:
     """Upload the segments of `run`, commit them in groups, and record each group as done.
 
-    Ends at the first changed segment, and at `stops_uploads`. Raises an upload error after the commit of earlier
-    uploads.
+    Ends at the first changed segment, and at `stops_uploads`. Commits the earlier uploads before it raises an error.
     """
     context = _commit_context(state)
     if context is None:

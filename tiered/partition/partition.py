@@ -180,8 +180,7 @@ class Partition:
     def check_not_stopped(self) -> None:
         """Check that no state of the tier forbids all changes, before anything is deleted from the disk.
 
-        The caller holds `lock`. Raises the error of the state, or Fenced if the newest manifest seen is another
-        writer's.
+        The caller holds `lock`. Raises the error of the state, or Fenced if another writer's manifest was seen.
         """
         if (error := self.tier.error) is not None:
             raise error
@@ -224,8 +223,7 @@ class Partition:
 
         While true, no cleaning may rely on `manifest`:
 
-        1. Segments on both sides of the true remote end could be merged into one that matches no segment entry. It
-           could never be copied.
+        1. Segments on both sides of the true remote end could be merged into one that could never be copied.
         2. Tombstones could be removed before the records that they hide.
         """
         manifest = self.manifest()

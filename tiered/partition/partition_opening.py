@@ -391,8 +391,7 @@ class Opener:
     def _look(self, held: Partition, known: Manifest | None) -> None:
         """Check in a read-only open that the tiers agree. Raises as `check_agreement`.
 
-        Another process may write between the reads of the two tiers, so an error is raised only after a second
-        comparison.
+        Another process may write between the reads of the two tiers, so an error is checked by a second comparison.
         """
         assert held.metadata is not None, "the store was asked"
         try:
