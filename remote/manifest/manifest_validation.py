@@ -25,23 +25,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from local.errors import InvalidRequest
-from remote.keys import (
-    DATA,
-    DATA_SUFFIX,
-    ENCRYPTED_SUFFIX,
-    INDEXES_SUFFIX,
-    VIEWS,
-    ZSTD_SUFFIX,
-    check_view,
-    home_of,
-    is_in_other_topic,
-    own_part,
-    parse_data_key,
-    parse_page_key,
-    parse_prefix,
-    parse_view_key,
-    partition_prefix,
-)
+from remote import keys
 from remote.segment_entry import SegmentEntry, SegmentState
 from remote.segments.index_bundle import RAW, ZSTD
 from remote.segments.object_encoding import CODECS
@@ -52,10 +36,10 @@ if TYPE_CHECKING:
 
 _STEM = re.compile(r"([0-9]{20})-([0-9]{20})-([0-9]{10})-([0-9A-HJKMNP-TV-Z]{26})", re.ASCII)
 _SUFFIXES = {  # of a data object, by (codec, whether it is encrypted)
-    (CODECS[RAW], False): DATA_SUFFIX,
-    (CODECS[ZSTD], False): DATA_SUFFIX + ZSTD_SUFFIX,
-    (CODECS[RAW], True): DATA_SUFFIX + ENCRYPTED_SUFFIX,
-    (CODECS[ZSTD], True): DATA_SUFFIX + ZSTD_SUFFIX + ENCRYPTED_SUFFIX,
+    (CODECS[RAW], False): keys.DATA_SUFFIX,
+    (CODECS[ZSTD], False): keys.DATA_SUFFIX + keys.ZSTD_SUFFIX,
+    (CODECS[RAW], True): keys.DATA_SUFFIX + keys.ENCRYPTED_SUFFIX,
+    (CODECS[ZSTD], True): keys.DATA_SUFFIX + keys.ZSTD_SUFFIX + keys.ENCRYPTED_SUFFIX,
 }
 
 
@@ -112,7 +96,7 @@ def contradictions(manifest: Manifest, prefix: str | None = None) -> Iterator[Co
 def identity_contradiction(topic: str, topic_id: str, partition: int, prefix: str | None) -> str | None:
     """The reason why a manifest of this partition cannot be under `prefix`; None if it can."""
     try:
-        expected = partition_prefix(topic, topic_id, partition)
+        expected = keys.partition_prefix(topic, topic_id, partition)
     except InvalidRequest as error:
         return f"the name of its partition is invalid: {error}"
     if prefix is not None and prefix != expected:
@@ -129,7 +113,7 @@ def entry_contradiction(entry: SegmentEntry, *, view: str | None = None, epoch_m
         return f"an unknown codec: codec={entry.codec!r}"
     if (entry.key_id is None) != (entry.wrapped_key is None):
         return "a segment entry has a data key without a key id, or a key id without a data key"
-    folder = DATA if view is None else f"{VIEWS}{view}/"
+    folder = keys.DATA if view is None else f"{keys.VIEWS}{view}/"
     if (wrong := _name_contradiction(entry, suffix, folder, epoch_max)) is not None:
         return wrong
     for name, where in entry.indexes.items():
@@ -140,7 +124,7 @@ def entry_contradiction(entry: SegmentEntry, *, view: str | None = None, epoch_m
 
 def page_contradiction(page: PageEntry) -> str | None:
     """The first contradiction within the entry of a manifest page; None if there is none."""
-    name = parse_page_key(page.key)
+    name = keys.parse_page_key(page.key)
     if name is None:
         return "its key is not the key of a manifest page"
     if (name.base_offset, name.next_offset) != (page.base_offset, page.next_offset):
@@ -160,21 +144,21 @@ def page_contradiction(page: PageEntry) -> str | None:
 
 def pending_delete_contradiction(key: str) -> str | None:
     """The reason why `key` cannot be a pending delete; None if it can."""
-    own = own_part(key)
-    if is_in_other_topic(key) and not _is_home(key):
+    own = keys.own_part(key)
+    if keys.is_in_other_topic(key) and not _is_home(key):
         return "its key is not the key of an object of another partition"
-    if parse_data_key(own) is None and parse_view_key(own) is None and parse_page_key(own) is None:
+    if keys.parse_data_key(own) is None and keys.parse_view_key(own) is None and keys.parse_page_key(own) is None:
         return "its key is neither a segment object nor a manifest page"
     return None
 
 
 def _name_contradiction(entry: SegmentEntry, suffix: str, folder: str, epoch_max: int | None) -> str | None:
-    stem, dot, ending = entry.data_key.partition(DATA_SUFFIX)
+    stem, dot, ending = entry.data_key.partition(keys.DATA_SUFFIX)
     name = stem
     if stem.startswith("/"):
-        if folder != DATA or not _is_home(stem):
+        if folder != keys.DATA or not _is_home(stem):
             return "a segment entry names a key that is not a data object of another partition"
-        name = own_part(stem)
+        name = keys.own_part(stem)
     found = _STEM.fullmatch(name, len(folder)) if name.startswith(folder) else None
     if found is None:
         return "a segment entry names a key that is not a data object"
@@ -184,7 +168,7 @@ def _name_contradiction(entry: SegmentEntry, suffix: str, folder: str, epoch_max
         return "the object name has another segment than its entry"
     if epoch_max is not None and name is stem and int(found[3]) > epoch_max:
         return f"a segment entry has a later epoch than its manifest: epoch={found[3]}"
-    if entry.indexes_key != stem + INDEXES_SUFFIX:
+    if entry.indexes_key != stem + keys.INDEXES_SUFFIX:
         return f"the object name has another segment than its entry: indexes_key={entry.indexes_key!r}"
     return None
 
@@ -210,7 +194,7 @@ def _named_twice(entry: SegmentEntry, named: set[str]) -> str | None:
 def _of_view(at: int, view: CompactedView, named: set[str], epoch_max: int) -> Iterator[Contradiction]:
     """The first contradiction of a view. A view is one unit: one contradiction voids all its entries."""
     try:
-        check_view(view.name)
+        keys.check_view(view.name)
     except InvalidRequest as error:
         yield Contradiction(part=Part.VIEWS, index=at, what=str(error))
         return
@@ -250,7 +234,7 @@ def _from_later(manifest: Manifest, epoch: int, sequence: int) -> str | None:
 
 def _is_home(key: str) -> bool:
     """Whether another partition's key begins with the prefix of a partition."""
-    return key.count("/") > 3 and parse_prefix(home_of(key)) is not None
+    return key.count("/") > 3 and keys.parse_prefix(keys.home_of(key)) is not None
 
 
 def _about(part: Part, index: int, key: str, each: SegmentEntry | PageEntry, what: str) -> Contradiction:

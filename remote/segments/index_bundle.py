@@ -134,13 +134,6 @@ class ChunkTable:
         return combine(self.stored_crcs, self.stored_lengths)
 
 
-def table_of(data: Body, chunk_bytes: int = CHUNK_BYTES) -> ChunkTable:
-    """The chunk table of bytes in memory that are stored unchanged."""
-    view = memoryview(data)
-    chunks = [view[at : at + chunk_bytes] for at in range(0, len(view), chunk_bytes)]
-    return ChunkTable(lengths=tuple(map(len, chunks)), crcs=tuple(map(crc32c, chunks)))
-
-
 def encode_chunks(table: ChunkTable) -> bytes:
     columns = [table.lengths, table.crcs]
     if table.stored_lengths is not None and table.stored_crcs is not None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from remote_samples import table_of
 
 from local.errors import Corrupt
 from local.format.crc32c import crc32c
@@ -28,7 +29,6 @@ from remote.segments.index_bundle import (
     decode_chunks,
     encode_bundle,
     encode_chunks,
-    table_of,
 )
 
 OFFSETS = st.integers(0, 2**62)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from local.format.crc32c import crc32c
 from remote.keys import data_key, indexes_key
 from remote.manifest.manifest import STORED_MANIFEST, Manifest, encode_line
 from remote.segment_entry import IndexRange, SegmentEntry
+from remote.segments.index_bundle import CHUNK_BYTES, ChunkTable
 
 
 def entry(ulid="U1", base_offset=0, next_offset=10, **changes):
@@ -64,3 +66,10 @@ def manifest(*entries, **changes):
 def forged(manifest):
     """The bytes of a manifest that no writer would produce."""
     return encode_line(STORED_MANIFEST.encode(manifest))
+
+
+def table_of(data, chunk_bytes=CHUNK_BYTES):
+    """The chunk table of bytes in memory that are stored unchanged."""
+    view = memoryview(data)
+    chunks = [view[at : at + chunk_bytes] for at in range(0, len(view), chunk_bytes)]
+    return ChunkTable(lengths=tuple(map(len, chunks)), crcs=tuple(map(crc32c, chunks)))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from checked_bucket import check_bucket, damage
 from manager_world import DAY, NAME, NOW, TIERED, World, send, settle
-from remote_samples import forged
+from remote_samples import forged, table_of
 
 from local.errors import NotFound
 from local.format.record import Record
@@ -86,7 +86,6 @@ def _flip(store: MemoryStore, key: str, at: int) -> None:
 
 def _reseal(store: MemoryStore, change: Callable[[bytearray], None]) -> None:
     """Change the bytes of the last segment, and make every checksum around them fit."""
-    from remote.segments.index_bundle import table_of
 
     prefix, manifest = _newest(store)
     entry = manifest.segments[-1]

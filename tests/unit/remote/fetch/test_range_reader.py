@@ -6,6 +6,7 @@ import random
 import struct
 
 import pytest
+from remote_samples import table_of
 
 from local.errors import Corrupt, InvalidRequest, NotFound, Unavailable
 from local.format.crc32c import crc32c
@@ -18,7 +19,6 @@ from remote.segments.index_bundle import (
     decode_chunks,
     encode_bundle,
     encode_chunks,
-    table_of,
 )
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from remote_samples import table_of
 
 from local import kernels
 from local.errors import Corrupt, InvalidRequest
@@ -27,7 +28,7 @@ from local.records.batch_runs import DISORDER, BatchRuns
 from local.records.coordinator_records import decode_offsets_record, decode_transaction_record
 from local.verify.findings import Severity
 from local.verify.index_checks import check_offset_index, check_time_index
-from remote.segments.index_bundle import IndexBundle, encode_bundle, table_of
+from remote.segments.index_bundle import IndexBundle, encode_bundle
 from remote.store.open_store import open_store
 from tiered.cli import render
 from tiered.cli.errors import Exit
