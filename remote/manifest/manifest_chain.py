@@ -38,16 +38,7 @@ from itertools import islice
 
 from local.errors import AlreadyExists, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
 from local.format.crc32c import crc32c
-from remote.keys import (
-    BOUNDARIES,
-    MANIFESTS,
-    boundary_key,
-    manifest_key,
-    parse_boundary_key,
-    parse_epoch,
-    parse_manifest_key,
-    parse_pin_key,
-)
+from remote import keys
 from remote.manifest.manifest import Manifest, decode_manifest
 from remote.manifest.sealing import sealer_of
 from remote.segment_entry import INT64_MAX
@@ -109,7 +100,7 @@ class ManifestChain:
 
     def read(self, sequence: int) -> Manifest | None:
         """The manifest under this name, void or not; None if there is none. Raises Corrupt."""
-        key = self._prefix + manifest_key(sequence)
+        key = self._prefix + keys.manifest_key(sequence)
         try:
             body = self._store.get(key)
         except NotFound:
@@ -117,7 +108,7 @@ class ManifestChain:
         return self._decoded(sequence, body)
 
     def _decoded(self, sequence: int, body: Body) -> Manifest:
-        key = self._prefix + manifest_key(sequence)
+        key = self._prefix + keys.manifest_key(sequence)
         try:
             manifest = decode_manifest(body, self._prefix, sealer=self.sealer)
         except Corrupt as error:
@@ -153,20 +144,20 @@ class ManifestChain:
         """The newest listed manifest above `after`, or None; `behind` gets its successor, or None."""
         listed = after
         for _ in range(RELISTS_MAX):
-            names = self._store.list(self._prefix + MANIFESTS, start_after=self._prefix + manifest_key(after))
-            parsed = (parse_manifest_key(info.key.removeprefix(self._prefix)) for info in names)
+            names = self._store.list(self._prefix + keys.MANIFESTS, start_after=self._prefix + keys.manifest_key(after))
+            parsed = (keys.parse_manifest_key(info.key.removeprefix(self._prefix)) for info in names)
             found = [each for each in parsed if each is not None]
             listed = max(found, default=after)
             if after == 0:
                 self._first_listed = min(found, default=None)
             if listed == after:
                 return None
-            keys = [self._prefix + manifest_key(each) for each in (listed, listed + 1)]
-            body, following = self._store.get_each([(key, 0, None) for key in keys])
+            wanted = [self._prefix + keys.manifest_key(each) for each in (listed, listed + 1)]
+            body, following = self._store.get_each([(key, 0, None) for key in wanted])
             if body is not None:
                 behind[listed + 1] = None if following is None else self._decoded(listed + 1, following)
                 return self._decoded(listed, body)
-        facts = {"store": self._store.url, "key": self._prefix + manifest_key(listed)}
+        facts = {"store": self._store.url, "key": self._prefix + keys.manifest_key(listed)}
         raise Unavailable("a manifest was listed and does not exist", **facts)
 
     def is_void(self, sequence: int) -> bool:
@@ -177,8 +168,8 @@ class ManifestChain:
             if found is None:
                 return sequence <= self.gc_boundary
             self._pass(self.boundary_number + 1, found)
-        names = self._store.list(self._prefix + BOUNDARIES, start_after=self._boundary_name(self.boundary_number))
-        numbers = [parse_boundary_key(info.key.removeprefix(self._prefix)) for info in names]
+        names = self._store.list(self._prefix + keys.BOUNDARIES, start_after=self._boundary_name(self.boundary_number))
+        numbers = [keys.parse_boundary_key(info.key.removeprefix(self._prefix)) for info in names]
         last = max((each for each in numbers if each is not None), default=self.boundary_number)
         if last > self.boundary_number and (found := self._read_boundary(last)) is not None:
             self._pass(last, found)
@@ -217,7 +208,7 @@ class ManifestChain:
             raise Corrupt(error.attempt, store=self._store.url, key=key, **error.facts) from error
 
     def _boundary_name(self, number: int) -> str:
-        return self._prefix + boundary_key(number)
+        return self._prefix + keys.boundary_key(number)
 
 
 def encode_boundary(upto: int) -> bytes:
@@ -240,11 +231,11 @@ def missing_manifest_error(store: ObjectStore, prefix: str) -> LogError:
     facts = {"store": store.url, "prefix": prefix}
     names = (info.key.removeprefix(prefix) for info in store.list(prefix))
     # Only a writer, a reader's pin or GC makes an object of such a name.
-    parses = (parse_epoch, parse_boundary_key, parse_pin_key)
+    parses = (keys.parse_epoch, keys.parse_boundary_key, keys.parse_pin_key)
     others = list(islice((name for name in names if any(parse(name) is not None for parse in parses)), 1))
-    keys = [prefix + manifest_key(FIRST), prefix + boundary_key(FIRST)]
-    bodies = store.get_each([(key, 0, None) for key in keys])
-    there = [key for key, body in zip(keys, bodies, strict=True) if body is not None]
+    wanted = [prefix + keys.manifest_key(FIRST), prefix + keys.boundary_key(FIRST)]
+    bodies = store.get_each([(key, 0, None) for key in wanted])
+    there = [key for key, body in zip(wanted, bodies, strict=True) if body is not None]
     if there:
         attempt = "cannot find the manifest of a partition, the listing omits objects that exist"
         return Unavailable(attempt, **facts, key=there[0])
