@@ -83,12 +83,12 @@ class ExternalPartition(RemotePartition):
     def txn_index(self, segment: SegmentEntry) -> Body:
         if has_known_transactions(segment):
             return self.indexes(segment).txn
-        return self._replay.aborted(segment, self._entries())
+        return self._replay.found(segment, self._entries())[0]
 
     def producer_snapshot(self, segment: SegmentEntry) -> Body:
         if has_known_transactions(segment) and "producers" in segment.indexes:
             return self.indexes(segment).producers
-        return self._replay.producers(segment, self._entries())
+        return self._replay.found(segment, self._entries())[1]
 
     def object_of(self, segment: SegmentEntry) -> ExternalObject:
         """The segment's bytes for a single sequential pass."""
@@ -144,34 +144,23 @@ class Replay:
         self._remote = remote
         self._lock = threading.Lock()
         self._state = ProducerState()
-        self._aborted: dict[str, bytes] = {}
-        self._producers: dict[str, bytes] = {}
+        self._found: dict[str, tuple[bytes, bytes]] = {}
         self._reached = 0
 
-    def aborted(self, segment: SegmentEntry, entries: Sequence[SegmentEntry]) -> bytes:
-        """The ``.txnindex`` of an entry. Raises Corrupt, NotFound."""
+    def found(self, segment: SegmentEntry, entries: Sequence[SegmentEntry]) -> tuple[bytes, bytes]:
+        """The ``.txnindex`` of an entry, and the ``.snapshot`` at its end. Raises Corrupt, NotFound."""
         with self._lock:
-            self._go_to(segment, entries)
-            return self._aborted.get(segment.data_key, b"")
-
-    def producers(self, segment: SegmentEntry, entries: Sequence[SegmentEntry]) -> bytes:
-        """The ``.snapshot`` at the end of an entry."""
-        with self._lock:
-            self._go_to(segment, entries)
-            return self._producers.get(segment.data_key, b"")
-
-    def _go_to(self, segment: SegmentEntry, entries: Sequence[SegmentEntry]) -> None:
-        for entry in entries:
-            if entry.base_offset >= self._reached and entry.base_offset <= segment.base_offset:
-                self._take(entry)
+            for entry in entries:
+                if self._reached <= entry.base_offset <= segment.base_offset:
+                    self._take(entry)
+            return self._found.get(segment.data_key, (b"", b""))
 
     def _take(self, entry: SegmentEntry) -> None:
         body = self._remote.object_of(entry)
         found = []
         for _, data, table in slices_of(lambda at, length: body.read(at, min(length, max(0, entry.size_bytes - at)))):
             found += self._state.replay(data, table)
-        self._aborted[entry.data_key] = txn_index.encode(found)
-        self._producers[entry.data_key] = encode_snapshot(self._state.entries())
+        self._found[entry.data_key] = txn_index.encode(found), encode_snapshot(self._state.entries())
         self._reached = entry.next_offset
 
 

@@ -32,6 +32,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn
 
 from local.errors import AccessDenied, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
@@ -267,26 +268,15 @@ class LocalViews:
         self._cache = cache
         self._lock = threading.RLock()
         self._catalog = ViewCatalog()
-        self._damage: LogError | None = None
+        self.damage: LogError | None = None  # of the catalog
         self._is_unsure = False  # a change failed: the files must be read again
         self._since_ms: dict[str, int] = {}  # since when a part waits; the clock may have been set back
-        self._parts: RemotePartition | None = None
+        self.files = ViewFiles(lambda: self._log.place)
         self.epoch = 1
 
-    @property
+    @cached_property
     def parts(self) -> RemotePartition:
-        if self._parts is None:
-            self._parts = RemotePartition(self.files, "", ChunkCache() if self._cache is None else self._cache)
-        return self._parts
-
-    @property
-    def files(self) -> ViewFiles:
-        return ViewFiles(lambda: self._log.place)
-
-    @property
-    def damage(self) -> LogError | None:
-        """The error of a damaged catalog; None for a sound one."""
-        return self._damage
+        return RemotePartition(self.files, "", ChunkCache() if self._cache is None else self._cache)
 
     def known(self) -> tuple[CompactedView, ...]:
         """The views as last read or written, without a read; none if the catalog is damaged."""
@@ -297,18 +287,20 @@ class LocalViews:
         with self._lock:
             if self._is_unsure or (is_newest and self._log.is_read_only):
                 self._read()
-            if self._damage is not None:
-                raise self._damage
+            if self.damage is not None:
+                raise self.damage
             return self._catalog
 
     def open(self, now_ms: int) -> None:
         """Read the catalog; unless read-only, remove void views and files without a name. Raises DiskFailed."""
         with self._lock:
             self._read()
-            if self._log.is_read_only or not self._has_anything():
+            storage, directory = self._log.place
+            has_catalog = storage.exists(join(directory, VIEW_CATALOG))
+            if self._log.is_read_only or not (has_catalog or storage.is_directory(join(directory, VIEW_PARTS))):
                 return
             self.epoch = self._catalog.epoch + 1
-            if self._damage is None:
+            if self.damage is None:
                 self.cut(self._log.next_offset, now_ms)
                 self._delete_unnamed()
 
@@ -325,7 +317,7 @@ class LocalViews:
     def cut(self, offset: int, now_ms: int) -> None:
         """Remove views with records at or above `offset`, before the log is truncated. Raises DiskFailed."""
         with self._lock:
-            if self._damage is None and any(view.horizon_offset > offset for view in self.catalog().views):
+            if self.damage is None and any(view.horizon_offset > offset for view in self.catalog().views):
                 _log.warning(
                     "dropped the views, the log ends below them: partition=%s offset=%d", self._log.partition, offset
                 )
@@ -334,17 +326,17 @@ class LocalViews:
     def forget_damage(self) -> bool:
         """Replace a damaged catalog by one without views; False if it is sound. Raises DiskFailed."""
         with self._lock:
-            if self._damage is None:
+            if self.damage is None:
                 return False
             self._write(ViewCatalog(epoch=self.epoch))
-            self._damage = None
+            self.damage = None
             self._delete_unnamed()
             return True
 
     def delete_due(self, now_ms: int, delay_ms: int) -> int:
         """Steps 6 and 7; the number of files. A part stamped in the future waits from now on."""
         with self._lock:
-            if not self._catalog.pending_deletes or self._damage is not None:
+            if not self._catalog.pending_deletes or self.damage is not None:
                 return 0
             catalog = self.catalog()
             for each in catalog.pending_deletes:
@@ -370,7 +362,7 @@ class LocalViews:
 
     def _read(self) -> None:
         storage, directory = self._log.place
-        path, self._damage = join(directory, VIEW_CATALOG), None
+        path, self.damage = join(directory, VIEW_CATALOG), None
         try:
             self._catalog = decode_catalog(storage.read(path), path=path) if storage.exists(path) else ViewCatalog()
         except NotFound:
@@ -378,7 +370,7 @@ class LocalViews:
         except Corrupt as error:
             _log.error("a view catalog is damaged: partition=%s error=%s", self._log.partition, error)
             advice = f"drop the views ('tiered view drop {self._log.partition.topic}') and build them again"
-            self._catalog, self._damage = ViewCatalog(), Corrupt(f"{error.attempt}: {advice}", **error.facts)
+            self._catalog, self.damage = ViewCatalog(), Corrupt(f"{error.attempt}: {advice}", **error.facts)
         self._is_unsure = False
         if self._log.is_read_only:
             self.epoch = self._catalog.epoch
@@ -388,10 +380,6 @@ class LocalViews:
         self._is_unsure = True
         replace_file(storage, join(directory, VIEW_CATALOG), encode_catalog(catalog))
         self._is_unsure, self._catalog = False, catalog
-
-    def _has_anything(self) -> bool:
-        storage, directory = self._log.place
-        return storage.exists(join(directory, VIEW_CATALOG)) or storage.is_directory(join(directory, VIEW_PARTS))
 
     def _delete_unnamed(self) -> None:
         """Delete leftovers of a crashed run: files below ``view`` that the catalog does not name."""

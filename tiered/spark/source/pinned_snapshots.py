@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
@@ -39,7 +39,14 @@ def pinned(url: str, **options: str) -> Iterator[PinnedSnapshots]:
         pins = {each.name.prefix: each.pin for each in opened if each.pin is not None}
         over = threading.Event()
         keepers = [PinKeeper(store, prefix, pin, selection.pin_ms) for prefix, pin in pins.items()]
-        renewing = threading.Thread(target=_renew_until, args=(over, keepers, selection.pin_ms), daemon=True)
+        wait_s = selection.pin_ms / 4000
+
+        def renew() -> None:
+            while not over.wait(wait_s):
+                for keeper in keepers:
+                    keeper.keep()
+
+        renewing = threading.Thread(target=renew, daemon=True)
         renewing.start()
         try:
             yield PinnedSnapshots(pins)
@@ -47,9 +54,3 @@ def pinned(url: str, **options: str) -> Iterator[PinnedSnapshots]:
             over.set()
             renewing.join()
             release_all(store, pins.items())
-
-
-def _renew_until(over: threading.Event, keepers: Sequence[PinKeeper], pin_ms: int) -> None:
-    while not over.wait(pin_ms / 4000):
-        for keeper in keepers:
-            keeper.keep()

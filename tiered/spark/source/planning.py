@@ -130,8 +130,9 @@ class OpenPartition:
         view = self.view
         if view is None:
             return [self._log_range(start, end)]
-        if self.options.fail_on_data_loss:
-            self._check_gap(view, start, end)
+        gap = view.gap(self.manifest.log_start_offset)
+        if self.options.fail_on_data_loss and gap is not None and start < gap[1] and end > gap[0]:
+            raise lost_behind(self.name.topic_partition, view, gap)
         horizon = min(max(view.horizon_offset, start), end)
         found = [self._range(start, horizon, view.entries)] if start < horizon else []
         return [*found, self._log_range(horizon, end)] if horizon < end else found
@@ -192,12 +193,6 @@ class OpenPartition:
             gaps = " ".join(f"[{first}, {after})" for first, after in lost[:5])
             attempt = "cannot read with Spark, the bucket lacks segments (failOnDataLoss=false reads the others)"
             raise OffsetOutOfRange(attempt, partition=self.name.topic_partition, lost=gaps)
-
-    def _check_gap(self, view: CompactedView, start: int, end: int) -> None:
-        assert self.manifest is not None, "a view lies in a head"
-        gap = view.gap(self.manifest.log_start_offset)
-        if gap is not None and start < gap[1] and end > gap[0]:
-            raise lost_behind(self.name.topic_partition, view, gap)
 
     def _offset_of_timestamp(self, timestamp_ms: int, *, strict: bool) -> int:
         isolation = Isolation.READ_COMMITTED if self.options.is_committed else Isolation.READ_UNCOMMITTED
