@@ -9,6 +9,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from local.errors import AccessDenied, Corrupt, InvalidRequest, NotFound
 from local.names import TopicPartition, check_topic
@@ -39,7 +40,7 @@ CACHE_BYTES, CACHE_DIR_BYTES = 256 << 20, 10 << 30
 AT_ONCE = 8  # topics checked for deletion in parallel
 
 
-class RemoteLog(Readable):
+class RemoteLog(Readable, AbstractContextManager["RemoteLog"]):
     """Read-only view of a bucket. Thread safe; a context manager that closes the store.
 
     `topic_ids` maps an ambiguous name to the id of the topic to read. Each manifest is cached at the first request for
@@ -146,16 +147,15 @@ class RemoteLog(Readable):
 
         The objects that it and later manifests name stay. Raises as `remote.gc.pins.pin_newest`.
         """
-        source = self._source(partition)
+        metadata, remote = self._source(partition).metadata, self._source(partition).remote
         if not self._layout.is_ours:
             raise InvalidRequest("cannot pin a manifest, this bucket is read-only", store=self.store.url)
-        assert source.remote is not None and source.metadata is not None  # noqa: PT018 - a source of a bucket has both
-        prefix = source.remote.prefix
+        assert remote is not None and metadata is not None  # noqa: PT018 - a source of a bucket has both
         pin, manifest = pin_newest(
-            self.store, prefix, source.metadata, now_ms=now_ms, expires_ms=expires_ms, holder=holder
+            self.store, remote.prefix, metadata, now_ms=now_ms, expires_ms=expires_ms, holder=holder
         )
         with self._lock:
-            self._pins.append((prefix, pin))
+            self._pins.append((remote.prefix, pin))
         return manifest
 
     def close(self) -> None:
@@ -166,9 +166,6 @@ class RemoteLog(Readable):
         if self._disk is not None:
             self._disk.close()
         self.store.close()
-
-    def __enter__(self) -> RemoteLog:
-        return self
 
     def __exit__(self, *_error: object) -> None:
         self.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Generator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 
 from local.errors import InvalidRequest
@@ -35,7 +35,7 @@ class Fetched:
         return sum(map(len, self.data))
 
 
-class Fetcher:
+class Fetcher(AbstractContextManager["Fetcher"]):
     """Fetches from one reader. Thread safe; a context manager that cancels the running reads."""
 
     def __init__(self, reader: TieredReader) -> None:
@@ -77,9 +77,6 @@ class Fetcher:
             reads, self._reads = list(self._reads.values()), OrderedDict()
         for read in reads:
             read.give_up()
-
-    def __enter__(self) -> Fetcher:
-        return self
 
     def __exit__(self, *_error: object) -> None:
         self.close()
