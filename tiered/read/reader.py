@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, suppress
-from typing import Protocol
 
 import numpy as np
 
@@ -32,6 +31,7 @@ from tiered.read.partition_source import PartitionSource, out_of_range
 FETCH_BYTES = 1 << 20
 MISSING_TRIES = 3  # reads of an entry with missing objects (404) while the newest manifest names it
 RUN_BYTES = 8 << 20
+ReadRange = Callable[..., memoryview]  # `RemotePartition.read`, or `SequentialReader.read`, which reads ahead
 _log = logging.getLogger(__name__)
 
 
@@ -48,20 +48,17 @@ class TieredReader:
         source_of: Callable[[TopicPartition], PartitionSource],
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> None:
-        self._source_of = source_of
+        self.source = source_of
         self._isolation = isolation
-
-    def source(self, partition: TopicPartition) -> PartitionSource:
-        return self._source_of(partition)
 
     def offsets(self, partition: TopicPartition) -> tuple[int, int]:
         """The retained offsets ``[start, next)`` over both tiers. Raises Unavailable."""
-        source = self._source_of(partition)
+        source = self.source(partition)
         return source.start_offset(), self._end_of(source)
 
     def next_offset(self, partition: TopicPartition) -> int:
         """The end of `offsets`. A disk with records answers alone. Raises Unavailable."""
-        return self._end_of(self._source_of(partition))
+        return self._end_of(self.source(partition))
 
     def batches(self, partition: TopicPartition, start: int, end: int | None = None) -> Generator[memoryview]:
         """Whole batches from the one that holds `start` up to `end` (None: the log end as of now).
@@ -70,7 +67,7 @@ class TieredReader:
         Raises OffsetOutOfRange for a start outside the log, Corrupt (naming the object) for damaged bytes, and
         Unavailable if the bucket is needed and unavailable.
         """
-        source = self._source_of(partition)
+        source = self.source(partition)
         _check_start(source, start)
         decided = self._end_of(source)
         stop = decided if end is None else min(end, decided)
@@ -88,7 +85,7 @@ class TieredReader:
 
     def columns(self, partition: TopicPartition, start: int, end: int | None = None) -> Iterator[Columns]:
         """As `batches`, decoded and checked, without records outside ``[start, end)``."""
-        source = self._source_of(partition)
+        source = self.source(partition)
         stop = self._end_of(source) if end is None else end
         if self._isolation is Isolation.READ_COMMITTED:
             _check_start(source, start)
@@ -110,13 +107,13 @@ class TieredReader:
 
         `end` is at most that of `offsets`. `local.records.isolation.aborted_batches` derives the batches to leave out.
         """
-        source = self._source_of(partition)
+        source = self.source(partition)
         _check_start(source, start)
         return source.aborted_transactions(start, end)
 
     def offset_for_timestamp(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Offset of the first retained record at or after `timestamp_ms`; None if there is none."""
-        source = self._source_of(partition)
+        source = self.source(partition)
         log = source.log
         if log is None:
             return self._search_remote(source, None, timestamp_ms)
@@ -328,12 +325,6 @@ def _why_missing(source: PartitionSource, entry: SegmentEntry, offset: int) -> L
             "cannot read a remote segment, its object is missing", partition=source.partition, object=entry.data_key
         )
     return NotFound("cannot read a remote segment, it was replaced; read again", object=entry.data_key)
-
-
-class ReadRange(Protocol):
-    """`RemotePartition.read`, or `SequentialReader.read`, which reads ahead."""
-
-    def __call__(self, entry: SegmentEntry, position: int, length: int, /, *, in_one_piece: bool) -> memoryview: ...
 
 
 def segment_runs(

@@ -38,20 +38,20 @@ class CompactedReader(TieredReader):
 
     def view(self, partition: TopicPartition) -> CompactedView:
         """The view in the manifest seen last; if missing there, the newest manifest is loaded."""
-        return _found_in(self._source_of(partition), self._name).view
+        return _found_in(self.source(partition), self._name).view
 
     def offsets(self, partition: TopicPartition) -> tuple[int, int]:
         """``[start, next)``: from the view's first offset, which may be below the log start offset."""
         return self.view(partition).start_offset, self._log.offsets(partition)[1]
 
     def batches(self, partition: TopicPartition, start: int, end: int | None = None) -> Generator[memoryview]:
-        below = _Below(self._source_of(partition), self._name, start, end)
+        below = _Below(self.source(partition), self._name, start, end)
         yield from below.runs()
         if below.crosses():
             yield from self._log.batches(partition, max(start, below.horizon), end)
 
     def columns(self, partition: TopicPartition, start: int, end: int | None = None) -> Iterator[Columns]:
-        below = _Below(self._source_of(partition), self._name, start, end)
+        below = _Below(self.source(partition), self._name, start, end)
         for data in below.runs():
             for columns in decoded(data, partition):
                 yield within(columns, start, end)
@@ -60,7 +60,7 @@ class CompactedReader(TieredReader):
 
     def offset_for_timestamp(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Offset of the first record at or after `timestamp_ms` that a read returns; None if there is none."""
-        source = self._source_of(partition)
+        source = self.source(partition)
         place = _found_in(source, self._name)
         view = place.view
         _check_gap(source, view)

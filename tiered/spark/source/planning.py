@@ -364,9 +364,9 @@ def seen_manifest(store: ObjectStore, prefix: str, options: ReadOptions, now_ms:
     metadata = MetadataLog(store, prefix)
     if metadata.refresh().deleted_ms is not None or options.pin_ms is None:
         return metadata, None
-    expires_ms = now_ms + options.pin_ms
+    expires_ms, holder = now_ms + options.pin_ms, f"spark, process {os.getpid()} of {os.uname().nodename}"
     try:
-        pin, _ = pin_newest(store, prefix, metadata, now_ms=now_ms, expires_ms=expires_ms, holder=holder())
+        pin, _ = pin_newest(store, prefix, metadata, now_ms=now_ms, expires_ms=expires_ms, holder=holder)
     except NotFound:
         if metadata.cached is not None and metadata.cached.deleted_ms is None:
             raise
@@ -377,10 +377,6 @@ def seen_manifest(store: ObjectStore, prefix: str, options: ReadOptions, now_ms:
         _log.warning("cannot pin a manifest, the job relies on the grace period: prefix=%s cause=%s", prefix, error)
         return metadata, None
     return metadata, pin
-
-
-def holder() -> str:
-    return f"spark, process {os.getpid()} of {os.uname().nodename}"
 
 
 class PinKeeper:
