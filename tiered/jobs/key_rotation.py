@@ -78,46 +78,46 @@ def _rotated(held: Partition, now_ms: int, *, dry_run: bool) -> RotatedPartition
     manifest, key_id = held.manifest(), held.object_encoding.key_id
     if manifest is None or held.metadata is None:
         return None
-    entries = held.metadata.ask(
-        manifest, lambda index: [entry for entry in index.entries() if entry.key_id is not None]
-    )
+    entries = held.metadata.ask(manifest, lambda index: list(index.entries()))
     used = Counter(entry.key_id for entry in entries if entry.key_id is not None)
-    rewrapped = sum(is_due(entry, key_id) for entry in entries) if key_id else 0
-    sealed = seals_due(manifest, key_id) if key_id else 0
-    if not dry_run and key_id is not None:
+    rewrapped = sealed = 0
+    if key_id is not None:
+        # The objects of the index that another key seals, or none: the manifest, and the pages that it names.
+        sealed = (manifest.seal_key_id != key_id) + sum(page.seal_key_id != key_id for page in manifest.pages)
         with held.tier_lock:
-            rewrapped = rewrap_keys(held.metadata, held.object_encoding.keys, key_id, now_ms) + _rewrap_waiting(
-                held, key_id
-            )
+            rewrapped = rewrap_keys(held.metadata, held.object_encoding.keys, key_id, now_ms, dry_run=dry_run)
+            rewrapped += _rewrap_waiting(held, key_id, dry_run=dry_run)
     return RotatedPartition(partition=held.name, used=dict(used), key_id=key_id, rewrapped=rewrapped, sealed=sealed)
 
 
-def _rewrap_waiting(held: Partition, key_id: str) -> int:
+def _rewrap_waiting(held: Partition, key_id: str, *, dry_run: bool) -> int:
     """Wrap the keys of waiting uploads that no manifest names; return their count. The caller holds `tier_lock`."""
     manifest, changed = held.manifest(), 0
     known = {entry.ulid for entry in manifest.segments} if manifest is not None else set()
     for segment, upload in held.uploads.items().items():
-        entry = rewrapped_entry(held.object_encoding.keys, key_id, held.prefix, upload.entry)
-        if entry is not upload.entry and entry.ulid not in known:
+        if not is_due(upload.entry, key_id) or upload.entry.ulid in known:
+            continue
+        if not dry_run:
+            entry = rewrapped_entry(held.object_encoding.keys, key_id, held.prefix, upload.entry)
             held.uploads.replace_entry(segment, entry)
-            changed += 1
+        changed += 1
     return changed
 
 
-def rewrap_keys(metadata: MetadataLog, keys: KeyRing, key_id: str, now_ms: int) -> int:
+def rewrap_keys(metadata: MetadataLog, keys: KeyRing, key_id: str, now_ms: int, *, dry_run: bool = False) -> int:
     """Wrap every data key, seal manifest and pages; return the changed data keys. Raises AccessDenied."""
-    if metadata.has_commit_in_doubt:
+    if metadata.has_commit_in_doubt and not dry_run:
         metadata.commit(settle(), now_ms)  # a commit in doubt could add entries with the former wrapping
     manifest = metadata.refresh()
     change, changed = rewrap(keys, key_id, metadata.prefix), 0
     for start, end, is_unsealed in _stretches(manifest, key_id):
         entries = metadata.ask(manifest, lambda index, start=start, end=end: tuple(index.entries_with_dead(start, end)))  # type: ignore[misc]
         old = sum(is_due(entry, key_id) for entry in entries)
-        if old or is_unsealed:
+        if (old or is_unsealed) and not dry_run:
             metadata.commit(change, now_ms, touches=(start, end))
         changed += old
     of_views = sum(is_due(entry, key_id) for view in manifest.views for entry in view.entries)
-    if of_views or metadata.refresh().seal_key_id != key_id:
+    if not dry_run and (of_views or metadata.refresh().seal_key_id != key_id):
         metadata.commit(change, now_ms)
     return changed + of_views
 
@@ -145,11 +145,6 @@ def rewrapped_entry(keys: KeyRing, key_id: str, prefix: str, entry: SegmentEntry
 def is_due(entry: SegmentEntry, key_id: str) -> bool:
     """Whether the entry's data key is wrapped by another key than `key_id`, or in an older form."""
     return entry.key_id is not None and (entry.key_id != key_id or not is_current(entry.wrapped_key))
-
-
-def seals_due(manifest: Manifest, key_id: str) -> int:
-    """How many objects of the index are not sealed by `key_id`: the manifest, and the pages that it names."""
-    return (manifest.seal_key_id != key_id) + sum(page.seal_key_id != key_id for page in manifest.pages)
 
 
 def _stretches(manifest: Manifest, key_id: str) -> list[tuple[int, int, bool]]:

@@ -32,7 +32,8 @@ from tiered.config.config import Config, object_encoding
 from tiered.config.properties import DEFAULTS
 from tiered.config.secrets import load_key_ring
 from tiered.health.doctor import examine
-from tiered.jobs.key_rotation import rewrap, rewrap_keys
+from tiered.jobs.key_rotation import rewrap, rewrap_keys, rotate_keys
+from tiered.jobs.view_jobs import build_views, plan_views
 from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog, open_remote
 from tiered.stores.configured_store import configured_store, object_settings, store_options
@@ -331,6 +332,22 @@ def test_rotate_keys_command_shows_the_used_keys_and_changes_them(world, tmp_pat
     assert ran("--dry-run")["keys"] == f"one:{expected}", "the dry run must change nothing"
     assert ran()["rewrapped"] == expected
     assert (ran()["keys"], ran()["rewrapped"], ran()["sealed"]) == (f"two:{expected}", 0, 0)
+
+
+def test_dry_run_of_a_rotation_counts_the_parts_of_views(world, tmp_path):
+    config, _ = world
+    with written(config) as manager:
+        manager.append("orders", [Record(b"key", b"value", NOW)], now_ms=NOW)
+        manager.partitions.roll("orders", now_ms=NOW)
+        while manager.tick(NOW):
+            pass
+        build_views(manager, plan_views(manager, "orders", now_ms=NOW))
+        segments = len(manager.partitions.all()[0].manifest().segments)
+    config = Config.load(str(tmp_path / "tiered.toml"), {"remote.encryption.key.id": "two"})
+    with LogManager.open(config, now_ms=NOW) as manager:
+        (planned,) = rotate_keys(manager, now_ms=NOW, dry_run=True)
+        (done,) = rotate_keys(manager, now_ms=NOW)
+    assert planned.rewrapped == done.rewrapped > segments
 
 
 def test_rotate_keys_with_a_damaged_manifest_exits_4(world, tmp_path, capsys):
