@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from pathlib import Path
 from uuid import uuid4
 
 import leftover_processes
@@ -76,6 +77,22 @@ def pytest_configure(config):
     )  # Spark's master, worker
     if is_first and leftover_processes.MARK not in os.environ:
         leftover_processes.end_with_run(uuid4().hex)
+    if not is_first:
+        _begin_with_own_files(config)
+
+
+def _begin_with_own_files(config):
+    """Let each worker of a whole run collect from another file on.
+
+    The first import of a test module compiles it and caches the result. Workers in one order would compile each module
+    at the same time. The order of the tests does not depend on the order of their collection.
+    """
+    root = os.path.dirname(__file__)
+    if [os.path.abspath(os.path.join(config.rootpath, each)) for each in config.args] != [root]:
+        return
+    files = sorted(str(path) for path in Path(root).rglob("test_*.py"))
+    start = len(files) * int(config.workerinput["workerid"].removeprefix("gw")) // config.workerinput["workercount"]
+    config.args[:] = files[start:] + files[:start]
 
 
 @pytest.hookimpl(optionalhook=True)
