@@ -68,11 +68,6 @@ class PlainRecord(NamedTuple):
     places: tuple[int, int, int, int, int, int]
 
 
-def crc32c_of(data: Buffer, seed: int = 0) -> int:
-    """`local.format.crc32c.crc32c`, so that tests can compare both implementations."""
-    return crc32c(data, seed)
-
-
 # -- scanning
 
 

@@ -264,17 +264,6 @@ def _trusted_producers(
     return producers
 
 
-def load_moved(storage: Storage, directory: str, old: Sequence[Segment], *, interval_bytes: int) -> list[Segment]:
-    """Load the closed segments `old` in another directory, with their age. Activate the last one."""
-    segments = []
-    for before in old:
-        files = SegmentFiles(storage, directory, before.base_offset)
-        segments.append(Segment.load(files, interval_bytes=interval_bytes))
-        segments[-1].created_ms = before.created_ms
-    segments[-1].activate()
-    return segments
-
-
 def discard(segments: Sequence[Segment]) -> None:
     """Remove segments at once, newest first, so that a crash leaves a log without a hole."""
     for segment in reversed(segments):

@@ -221,8 +221,6 @@ class Log(LogState):
         2. `switch` renames the directories. If it fails, the log is unusable until it is reopened.
         3. Publish the segments of the new directory. Readers of the old segments get the new view and restart.
         """
-        from local.log import loading
-
         with self.lock:
             self.check_usable()
             old = self.view.segments
@@ -240,8 +238,13 @@ class Log(LogState):
                 self.storage, self.directory = storage, directory
                 self.snapshots = ProducerFiles(storage, directory)
                 self._removal.forget_deleted()
-                interval_bytes = self.settings.index_interval_bytes
-                self.publish(loading.load_moved(storage, directory, old, interval_bytes=interval_bytes))
+                moved = []
+                for before in old:
+                    files, interval_bytes = self.files(before.base_offset), self.settings.index_interval_bytes
+                    moved.append(Segment.load(files, interval_bytes=interval_bytes))
+                    moved[-1].created_ms = before.created_ms
+                moved[-1].activate()
+                self.publish(moved)
 
     # -- facts ---------------------------------------------------------------------------------------------------
 

@@ -10,8 +10,7 @@ import bisect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from local import names
@@ -39,26 +38,11 @@ _log = logging.getLogger(__name__)
 _TIME_SEARCH = ReadLimits(bytes_max=1 << 20)
 
 
-class LargestTimes:
-    """The running maximum of the timestamps of closed segments, computed once, for a binary search."""
-
-    def __init__(self, sealed: tuple[Segment, ...] = ()) -> None:
-        self._sealed = sealed
-        self._running: list[int] | None = None
-
-    def first_reaching(self, timestamp_ms: int) -> int:
-        """Return the index of the first segment that is late enough, or their number. Raises NotFound."""
-        if self._running is None:
-            known = (-1 if each.max_timestamp_ms is None else each.max_timestamp_ms for each in self._sealed)
-            self._running = list(accumulate(known, max))
-        return bisect.bisect_left(self._running, timestamp_ms)
-
-
 @dataclass(frozen=True, slots=True)
 class LogView:
     """An immutable view of a log: its segments and offsets at one moment.
 
-    Segments ascend, `bases` are their base offsets, `next_offset` is the log end, `times` covers the closed segments.
+    Segments ascend, `bases` are their base offsets, `next_offset` is the log end.
 
     - `unstable_offset` is the start of the earliest open transaction, None without one. It is published together with
       the log end, after an aborted transaction's entry is written.
@@ -69,7 +53,6 @@ class LogView:
     bases: tuple[int, ...]
     log_start_offset: int
     next_offset: int
-    times: LargestTimes = field(default_factory=LargestTimes)
     unstable_offset: int | None = None
     tail_bytes: int = 0
     is_tail_active: bool = False
@@ -173,8 +156,7 @@ class LogView:
     def search(self, timestamp_ms: int) -> FoundOffset | None:
         """Return the first record at or after both `timestamp_ms` and the log start. Raises NotFound, Corrupt."""
         start = self.local_log_start_offset
-        for at in range(self.times.first_reaching(timestamp_ms), len(self.segments)):
-            segment = self.segments[at]
+        for segment in self.segments:
             if segment.max_timestamp_ms is not None and segment.max_timestamp_ms >= timestamp_ms:
                 found = first_at_or_after(segment, timestamp_ms, start)
                 if found is not None:

@@ -34,7 +34,7 @@ from local.errors import DiskFailed, InvalidRequest
 from local.lock_ranks import LockRank, ranked_lock
 from local.log import checkpoints
 from local.log.leader_epochs import LeaderEpochs
-from local.log.log_reader import LargestTimes, LogView
+from local.log.log_reader import LogView
 from local.log.producer_files import ProducerFiles
 from local.log.producer_state import ProducerState
 from local.log.read_only_open import ReadOnlySource
@@ -291,10 +291,9 @@ class LogState:
         bases = old.bases if segments is None else _bases(old, selected)
         start = old.log_start_offset if log_start_offset is None else log_start_offset
         self.cuts += next_offset is not None and next_offset < old.next_offset
-        times = old.times if segments is None else LargestTimes(selected[:-1])
         end = old.next_offset if next_offset is None else next_offset
         unstable, tail = self.producer_state.first_unstable_offset, selected[-1]
-        self.view = LogView(selected, bases, start, end, times, unstable, tail.size_bytes, tail.is_active)
+        self.view = LogView(selected, bases, start, end, unstable, tail.size_bytes, tail.is_active)
 
     # -- leader epochs -------------------------------------------------------------------------------------------
 

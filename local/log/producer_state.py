@@ -131,8 +131,7 @@ class ProducerState:
         for entry in entries:
             self._known[entry.producer_id] = _from_entry(entry)
         began = ((known.transaction_first_offset, producer) for producer, known in self._known.items())
-        for first_offset, producer in sorted((first, producer) for first, producer in began if first is not None):
-            self._open[first_offset] = producer
+        self._open.update(sorted((first, producer) for first, producer in began if first is not None))
         self._find_first_unstable()
 
     def __len__(self) -> int:
@@ -236,9 +235,7 @@ class ProducerState:
         if marker.is_commit:
             return None
         stable = offset + 1 if self.first_unstable_offset is None else self.first_unstable_offset
-        return AbortedTransaction(
-            producer_id=header.producer_id, first_offset=first_offset, last_offset=offset, last_stable_offset=stable
-        )
+        return AbortedTransaction(header.producer_id, first_offset, offset, stable)
 
     def _find_first_unstable(self) -> None:
         self.first_unstable_offset = next(iter(self._open), None)
@@ -266,12 +263,8 @@ def _repeated(known: _Known, header: BatchHeader) -> RememberedBatch | None:
 
 def _check_epoch(known: _Known, producer_id: int, epoch: int) -> None:
     if epoch < known.epoch:
-        raise ProducerFenced(
-            "cannot append, the producer epoch is too old",
-            producer_id=producer_id,
-            producer_epoch=epoch,
-            newest=known.epoch,
-        )
+        facts = {"producer_id": producer_id, "producer_epoch": epoch, "newest": known.epoch}
+        raise ProducerFenced("cannot append, the producer epoch is too old", **facts)
 
 
 def _check_sequence(known: _Known, header: BatchHeader) -> None:
@@ -292,24 +285,14 @@ def _from_entry(entry: ProducerEntry) -> _Known:
     first = entry.transaction_first_offset
     known = _Known(entry.producer_epoch, entry.coordinator_epoch, entry.timestamp_ms, first if first >= 0 else None)
     if entry.last_offset >= 0:
-        last = (entry.last_sequence, entry.last_offset, entry.offset_delta, entry.timestamp_ms)
-        known.batches.append(RememberedBatch(*last))
+        known.batches.append(RememberedBatch(*entry[2:6]))
     return known
 
 
 def _to_entry(producer_id: int, known: _Known) -> ProducerEntry:
     last = known.batches[-1] if known.batches else RememberedBatch(NONE, NONE, 0, NONE)
-    first = known.transaction_first_offset
-    return ProducerEntry(
-        producer_id=producer_id,
-        producer_epoch=known.epoch,
-        last_sequence=last.last_sequence,
-        last_offset=last.last_offset,
-        offset_delta=last.offset_delta,
-        timestamp_ms=known.timestamp_ms,
-        coordinator_epoch=known.coordinator_epoch,
-        transaction_first_offset=NONE if first is None else first,
-    )
+    first = NONE if known.transaction_first_offset is None else known.transaction_first_offset
+    return ProducerEntry(producer_id, known.epoch, *last[:3], known.timestamp_ms, known.coordinator_epoch, first)
 
 
 def encode_snapshot(producers: Sequence[ProducerEntry]) -> bytes:

@@ -136,22 +136,17 @@ class LogDirectory:
         self,
         partition: TopicPartition,
         settings: LogSettings,
+        known: Mapping[str, int],
         *,
         now_ms: int,
-        recovery_point: int,
-        log_start_offset: int,
         is_tiered: bool = False,
-        cleaner_offset: int = 0,
-        cleaner_reach: int = 0,
     ) -> Log:
-        """Open a log whose files were put here, complete and durable up to `recovery_point`. Raises as `open_log`."""
+        """Open a log whose files were put here, complete and durable up to its recovery point.
+
+        `known` are its offsets by the names of the checkpoints. Raises as `open_log`.
+        """
         self.forget(partition)
-        for name, offset in (
-            (names.RECOVERY_POINTS, recovery_point),
-            (names.LOG_START_OFFSETS, log_start_offset),
-            (names.CLEANER_OFFSETS, cleaner_offset),
-            (names.CLEANER_REACHES, cleaner_reach),
-        ):
+        for name, offset in known.items():
             self._known[name][partition] = offset
         return self.open_log(partition, settings, now_ms=now_ms, is_tiered=is_tiered, is_new=True)
 
@@ -163,10 +158,10 @@ class LogDirectory:
 
     def write_checkpoints(self) -> None:
         """Write recovery points, log starts, cleaner offsets and reaches; each file is replaced whole."""
-        self._write(names.RECOVERY_POINTS)
+        self.write(names.RECOVERY_POINTS)
         self.write_log_starts()
-        self.write_cleaner_reaches()
-        self.write_cleaner_offsets()
+        self.write(names.CLEANER_REACHES)
+        self.write(names.CLEANER_OFFSETS)
 
     def try_checkpoints(self) -> DiskFailed | None:
         """Like `write_checkpoints`, but return a DiskFailed for a lack of room: the checkpoints are then due."""
@@ -176,23 +171,19 @@ class LogDirectory:
             if not error.lacks_room:
                 raise
             if not self._is_refused:
-                _log.warning(
-                    ("cannot write checkpoints, the disk is full; the next round retries: directory=%s error=%s"),
-                    self.root,
-                    error,
-                )
+                attempt = "cannot write checkpoints, the disk is full; the next round retries"
+                _log.warning("%s: directory=%s error=%s", attempt, self.root, error)
             self._is_refused = True
             return error
         self._is_refused = False
         return None
 
-    def write_cleaner_offsets(self) -> None:
-        """Write the cleaner offsets, after a cleaning, once its swaps are durable."""
-        self._write(names.CLEANER_OFFSETS)
-
-    def write_cleaner_reaches(self) -> None:
-        """Write the reaches before the first swap of a cleaning. Without reaches no file is created."""
-        self._write(names.CLEANER_REACHES)
+    def write(self, file: str) -> None:
+        """Write one of the checkpoints but the log starts: reaches before a cleaning's first swap, offsets after it."""
+        with self._files:
+            offsets = self._offsets(file, _OFFSETS[file])
+            if offsets or file != names.CLEANER_REACHES or self.storage.exists(join(self.root, file)):
+                self._replace(file, offsets)
 
     def write_log_starts(self, raised: Mapping[TopicPartition, int] | None = None) -> None:
         """Write the log starts; `raised` holds new log starts that are written before readers see them."""
@@ -219,7 +210,7 @@ class LogDirectory:
         if self._lock is None:
             return
         try:
-            unsealed = [log for _, log in self._open_logs() if not log.close()]
+            unsealed = [log for log in list(self.logs.values()) if not log.close()]
             is_refused = self.try_checkpoints() is not None
             if unwritten := [log.partition for log in unsealed if log.has_unwritten]:
                 attempt = "cannot close the logs durably; the next start recovers them"
@@ -235,24 +226,14 @@ class LogDirectory:
         except DiskFailed as error:
             if not error.lacks_room:
                 raise
-            _log.warning(
-                (
-                    "the log directory was not marked as cleanly closed, the next start recovers it: "
-                    "directory=%s error=%s"
-                ),
-                self.root,
-                error,
-            )
+            problem = "the log directory was not marked as cleanly closed, the next start recovers it"
+            _log.warning("%s: directory=%s error=%s", problem, self.root, error)
 
     def abandon(self) -> None:
         """Release files and lock without writing anything, as a crash would."""
-        for _, log in self._open_logs():
+        for log in list(self.logs.values()):  # a copy: logs may be opened at the same time
             log.release()
         self._unlock()
-
-    def _open_logs(self) -> list[tuple[TopicPartition, Log]]:
-        """A copy, because logs are opened while checkpoints are written."""
-        return list(self.logs.items())
 
     def _start_of(self, log: Log) -> int:
         """The log start to write: the larger of the log's own and the noted raise.
@@ -266,7 +247,7 @@ class LogDirectory:
     def _offsets(self, file: str, of: Callable[[Log], int | None]) -> dict[TopicPartition, int]:
         """The offsets of all logs. Unopened logs are read first: a log may be opened during the call."""
         offsets = self._unopened(self._known[file])
-        for name, log in self._open_logs():
+        for name, log in list(self.logs.items()):
             if (offset := of(log)) is not None:
                 offsets[name] = offset
         return offsets
@@ -301,12 +282,6 @@ class LogDirectory:
             if self._lock is not None:
                 self._lock.close()
                 self._lock = None
-
-    def _write(self, file: str) -> None:
-        with self._files:
-            offsets = self._offsets(file, _OFFSETS[file])
-            if offsets or file != names.CLEANER_REACHES or self.storage.exists(join(self.root, file)):
-                self._replace(file, offsets)
 
     def _replace(self, file: str, offsets: Mapping[TopicPartition, int]) -> None:
         if self._lock is None:  # a late task after `close`: another process may hold the directory

@@ -123,11 +123,8 @@ class LogDirectories:
         """The directory that holds the partition, online or not; None if unknown. Raises Corrupt for two."""
         roots = self._where.get(partition, ())
         if len(roots) > 1:
-            raise Corrupt(
-                "the partition is in more than one log directory; keep one copy, move the others away",
-                partition=partition,
-                directories=",".join(roots),
-            )
+            attempt = "the partition is in more than one log directory; keep one copy, move the others away"
+            raise Corrupt(attempt, partition=partition, directories=",".join(roots))
         return roots[0] if roots else None
 
     def of(self, partition: TopicPartition) -> LogDirectory:
@@ -248,14 +245,11 @@ class LogDirectories:
         """
         source = self.of(partition)
         if root not in self.roots or root == source.root:
-            what = (
-                "the partition is already in this log directory"
-                if root == source.root
-                else "the log directory is not configured"
-            )
-            raise InvalidRequest(
-                f"cannot move the partition, {what}", partition=partition, to=root, known=",".join(self.roots)
-            )
+            what = "the log directory is not configured"
+            if root == source.root:
+                what = "the partition is already in this log directory"
+            facts = {"partition": partition, "to": root, "known": ",".join(self.roots)}
+            raise InvalidRequest(f"cannot move the partition, {what}", **facts)
         if root in self._offline:
             raise offline(root, self._offline[root])
         target = self._directories[root]
@@ -264,12 +258,8 @@ class LogDirectories:
             raise NotFound("cannot move the partition, its log is not open", partition=partition)
         space = target.storage.space(root)
         if space is not None and space.free_bytes < log.size_bytes:
-            raise DiskFailed(
-                "cannot move the partition, the target directory has too little free space",
-                to=root,
-                size_bytes=log.size_bytes,
-                free_bytes=space.free_bytes,
-            )
+            attempt = "cannot move the partition, the target directory has too little free space"
+            raise DiskFailed(attempt, to=root, size_bytes=log.size_bytes, free_bytes=space.free_bytes)
         topic_id = checkpoints.read_topic_id(source.storage, source.path(partition))
         doomed = move_log(log, source, target, progress=progress)
         with self._changing:
@@ -324,14 +314,7 @@ class LogDirectories:
 
     def try_checkpoints(self) -> DiskFailed | None:
         """Like `write_checkpoints`, but returns the first DiskFailed for a lack of room instead of raising it."""
-        refused: list[DiskFailed] = []
-
-        def written(each: LogDirectory) -> None:
-            if (error := each.try_checkpoints()) is not None:
-                refused.append(error)
-
-        self._for_each(written)
-        return refused[0] if refused else None
+        return next((error for error in self._for_each(LogDirectory.try_checkpoints) if error is not None), None)
 
     def close(self, unrecovered: Collection[TopicPartition] = ()) -> None:
         """Close each directory; raise the first error after all. An `unrecovered` partition: no clean marker."""
@@ -363,29 +346,23 @@ class LogDirectories:
 
     def _check_not_away(self, partition: TopicPartition) -> None:
         if self._offline:
-            raise DiskFailed(
-                "the partition is in no log directory that is online",
-                partition=partition,
-                offline=",".join(self._offline),
-            ).with_code(ErrorCode.DIRECTORY_OFFLINE)
+            facts = {"partition": partition, "offline": ",".join(self._offline)}
+            error = DiskFailed("the partition is in no log directory that is online", **facts)
+            raise error.with_code(ErrorCode.DIRECTORY_OFFLINE)
 
     def _check_no_incomplete_move(self, partition: TopicPartition, topic_id: str) -> None:
         for each in self._incomplete_moves:
             if each.partition == partition and each.is_of(topic_id):
-                raise Conflict(
-                    (
-                        "cannot create the partition, a move left a copy of it; rename the copy to the name of "
-                        "the partition to keep it, or move it away"
-                    ),
-                    partition=partition,
-                    path=each.path,
-                )
+                attempt = "cannot create the partition, a move left a copy of it; rename the copy to the name of "
+                attempt += "the partition to keep it, or move it away"
+                raise Conflict(attempt, partition=partition, path=each.path)
 
     def _take_all(self) -> None:
         is_one_of_several = len(self.roots) > 1
         known: dict[str, MetaProperties] = {}
         for root in self.roots if is_one_of_several else ():
-            if (identity := self._try(root, self._identity)) is not None:
+            identity = self._try(root, lambda root: checkpoints.read_meta_properties(self._storages[root], root))
+            if identity is not None:
                 known[root] = identity
         like = _agreed(known)
         if like is None and self._offline:
@@ -410,9 +387,6 @@ class LogDirectories:
             if self._try(root, self._is_there):
                 moves += self._try(root, lambda root: find_incomplete_moves(self._storages[root], root)) or []
         self._incomplete_moves = moves if self.read_only else resolve(moves, self._where, self._storages)
-
-    def _identity(self, root: str) -> MetaProperties | None:
-        return checkpoints.read_meta_properties(self._storages[root], root)
 
     def _take_one(self, root: str, like: MetaProperties | None) -> MetaProperties | None:
         storage, read_only = self._storages[root], self.read_only
@@ -475,16 +449,18 @@ class LogDirectories:
             is_cordoned=root in self.cordoned,
         )
 
-    def _for_each(self, act: Callable[[LogDirectory], None]) -> None:
-        first: LogError | None = None
+    def _for_each(self, act: Callable[[LogDirectory], _T]) -> list[_T]:
+        """The results of `act`; the first error of a directory that stays online is raised after all were tried."""
+        done, first = list[_T](), None
         for directory in self.online:
             try:
-                act(directory)
+                done.append(act(directory))
             except LogError as error:
                 if directory.root not in self._offline:
                     first = first or error
         if first is not None:
             raise first
+        return done
 
 
 def _agreed(known: Mapping[str, MetaProperties]) -> MetaProperties | None:
@@ -496,15 +472,11 @@ def _agreed(known: Mapping[str, MetaProperties]) -> MetaProperties | None:
         for what in ("cluster_id", "node_id"):
             mine, other = getattr(found, what), getattr(like, what)
             if mine != other:
-                raise InvalidRequest(
-                    f"the log directories have different values of {what.replace('_', '.')}",
-                    **{first: other, root: mine},
-                )
+                attempt = f"the log directories have different values of {what.replace('_', '.')}"
+                raise InvalidRequest(attempt, **{first: other, root: mine})
         if found.directory_id and found.directory_id in ids:
-            raise InvalidRequest(
-                "two log directories have the same directory.id; one may be a copy of the other",
-                directories=f"{ids[found.directory_id]},{root}",
-                directory_id=found.directory_id,
-            )
+            attempt = "two log directories have the same directory.id; one may be a copy of the other"
+            facts = {"directories": f"{ids[found.directory_id]},{root}", "directory_id": found.directory_id}
+            raise InvalidRequest(attempt, **facts)
         ids[found.directory_id] = root
     return like

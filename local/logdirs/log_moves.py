@@ -36,6 +36,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from local import names
 from local.errors import Corrupt, DiskFailed, LogError, NotFound
@@ -226,20 +227,19 @@ class _Copy:
         write_file(self._storage, join(self._directory, name), body)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IncompleteMove:
+class IncompleteMove(NamedTuple):
     """A ``-future`` or ``-delete`` directory, the latter perhaps with a shortened topic: `mark` names its move."""
 
     storage: Storage
     root: str
-    name: str
+    path: str
     partition: TopicPartition
     mark: str
-    is_future: bool
+    suffix: str
 
     @property
-    def path(self) -> str:
-        return join(self.root, self.name)
+    def is_future(self) -> bool:
+        return self.suffix == names.FUTURE_DIRECTORY
 
     def is_of(self, topic_id: str) -> bool:
         """Whether the directory has that topic id; with a damaged id, whether it is a ``-delete``."""
@@ -261,18 +261,9 @@ class IncompleteMove:
 
 def find_incomplete_moves(storage: Storage, root: str) -> list[IncompleteMove]:
     """The leftovers of one directory, ordered by name."""
-    found = []
-    for name in storage.list(root):
-        parsed = parse_marked_directory(name)
-        if parsed is not None and storage.is_directory(join(root, name)):
-            partition, mark, suffix = parsed
-            is_future = suffix == names.FUTURE_DIRECTORY
-            found.append(
-                IncompleteMove(
-                    storage=storage, root=root, name=name, partition=partition, mark=mark, is_future=is_future
-                )
-            )
-    return found
+    found = ((join(root, name), parse_marked_directory(name)) for name in storage.list(root))
+    marked = [(path, parsed) for path, parsed in found if parsed is not None and storage.is_directory(path)]
+    return [IncompleteMove(storage, root, path, *parsed) for path, parsed in marked]
 
 
 def resolve(

@@ -152,37 +152,26 @@ def _binary(
 
     if column is None or pa.types.is_null(column.type):
         return _NOTHING, np.zeros(rows, np.int64), np.full(rows, -1, np.int32)
-    array = _plain_binary(name, column)
-    is_large = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
-    _validity, offsets, data = array.buffers()
-    assert offsets is not None, "an array with rows has offsets"
-    bounds = np.frombuffer(memoryview(offsets), np.int64 if is_large else np.int32)[
-        array.offset : array.offset + rows + 1
-    ]
-    lengths = np.diff(bounds)
-    if is_large and len(lengths) and int(lengths.max()) > _INT_MAX:
-        raise InvalidRequest("cannot append an Arrow table, a field is larger than 2^31 bytes", column=name)
-    lengths = lengths.astype(np.int32, copy=False)
-    if array.null_count:
-        lengths[array.is_null().to_numpy(zero_copy_only=False)] = -1
-    return memoryview(data).cast("B") if data is not None else _NOTHING, bounds[:-1].astype(np.int64), lengths
-
-
-def _plain_binary(name: str, column: pa.Array[Any]) -> pa.Array[Any]:
-    import pyarrow as pa
-
-    types = pa.types
+    types, kind = pa.types, column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    binary = types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary
+    text = types.is_string, types.is_large_string, types.is_string_view
+    if not any(is_of(kind) for is_of in (*binary, *text)):
+        attempt = "cannot append an Arrow table, a column is neither binary nor string"
+        raise InvalidRequest(attempt, column=name, type=kind)
     try:
-        if types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        kind = column.type
-        if types.is_binary(kind) or types.is_string(kind) or types.is_large_binary(kind) or types.is_large_string(kind):
-            return column
-        if types.is_binary_view(kind) or types.is_string_view(kind) or types.is_fixed_size_binary(kind):
-            return column.cast(pa.large_binary() if not types.is_string_view(kind) else pa.large_string())
+        array = column.cast(pa.large_binary())
     except pa.ArrowException as error:
         raise InvalidRequest("cannot append an Arrow table, a cast failed", column=name, type=column.type) from error
-    raise InvalidRequest("cannot append an Arrow table, a column is neither binary nor string", column=name, type=kind)
+    _validity, offsets, data = array.buffers()
+    assert offsets is not None, "an array with rows has offsets"
+    bounds = np.frombuffer(memoryview(offsets), np.int64)[array.offset : array.offset + rows + 1]
+    lengths = np.diff(bounds)
+    if len(lengths) and int(lengths.max()) > _INT_MAX:
+        raise InvalidRequest("cannot append an Arrow table, a field is larger than 2^31 bytes", column=name)
+    lengths = lengths.astype(np.int32)
+    if array.null_count:
+        lengths[array.is_null().to_numpy(zero_copy_only=False)] = -1
+    return memoryview(data).cast("B") if data is not None else _NOTHING, bounds[:-1], lengths
 
 
 def _timestamps(column: pa.Array[Any]) -> NDArray[np.int64]:

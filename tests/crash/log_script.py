@@ -27,7 +27,7 @@ from local.log import Durability, Log
 from local.log.log_removal import find_cut
 from local.log.producer_state import Producer
 from local.logdirs.log_dir import LogDirectory
-from local.names import TopicPartition
+from local.names import CLEANER_OFFSETS, TopicPartition
 from local.settings import LogSettings
 
 NAME = TopicPartition("t", 0)
@@ -377,7 +377,7 @@ class World:
         self.story.begin_pass(self.log.next_offset)
         now = {"now_ms": self.story.clock, "delete_retention_ms": RETENTION_MS}
         cleaner.clean(self.log, clean_from=0, tombstones_below=tombstones_below, **now)
-        self.directory.write_cleaner_offsets()
+        self.directory.write(CLEANER_OFFSETS)
 
     def reopen(self) -> None:
         """Close cleanly and open again."""

@@ -25,7 +25,7 @@ from local.format.record import Record, StoredRecord, TimestampType
 from local.log import AppendResult, Durability, Log
 from local.log.producer_state import Producer
 from local.logdirs.log_dir import LogDirectory
-from local.names import LOG, TopicPartition
+from local.names import CLEANER_OFFSETS, LOG, TopicPartition
 from local.records.isolation import Isolation
 from local.records.offset_spec import OffsetSpec
 from local.settings import LogSettings
@@ -256,7 +256,7 @@ class LogMachine(RuleBasedStateMachine):
         self.log.roll(now_ms=NOW)
         self.durable = self.end
         result = cleaner.clean(self.log, clean_from=0, now_ms=NOW)
-        self.directory.write_cleaner_offsets()
+        self.directory.write(CLEANER_OFFSETS)
         decided = [batch for batch in self.batches if batch.base_offset < stable and not self._is_aborted(batch)]
         newest = {record.key: record.offset for batch in decided for record in batch.records}
         open_ones = {r.offset for batch in self.batches for r in batch.records if r.offset >= stable}

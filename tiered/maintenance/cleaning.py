@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from local.cleaner.cleaner_history import CleaningHistory, CleaningRun, run_of, summary
 from local.errors import CleaningAborted, DiskFailed, LogError
 from local.logdirs.log_dir import LogDirectory
-from local.names import TopicPartition
+from local.names import CLEANER_OFFSETS, CLEANER_REACHES, TopicPartition
 from local.storage.throttle import Throttle
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class Cleaning:
     def _checkpoint(self, directory: LogDirectory) -> None:
         """On a full disk a later checkpoint covers this one; after a crash the pass is repeated."""
         try:
-            directory.write_cleaner_offsets()
+            directory.write(CLEANER_OFFSETS)
         except DiskFailed as error:
             if not error.lacks_room:
                 raise
@@ -213,7 +213,7 @@ class Cleaning:
                 size_bytes, lambda: held.log.cleaning.is_aborted or should_stop()
             ),
             clock=self._clock,
-            announce=directory.write_cleaner_reaches,
+            announce=lambda: directory.write(CLEANER_REACHES),
         )
 
     def _give_up(self, name: TopicPartition, directory: LogDirectory, reason: str, now_ms: int) -> None:
@@ -251,4 +251,4 @@ def reset_misplaced(held: Partition, directory: LogDirectory) -> None:
         return
     with held.lock, held.log.cleaning.paused():
         held.log.cleaner_offset = start
-        directory.write_cleaner_offsets()
+        directory.write(CLEANER_OFFSETS)

@@ -260,12 +260,14 @@ class _TopicWork:
         log = self._directory.take_in(
             partition,
             settings,
+            {
+                names.RECOVERY_POINTS: planned.whole_upto,
+                names.LOG_START_OFFSETS: planned.manifest.log_start_offset,
+                names.CLEANER_OFFSETS: planned.clean_upto if settings.is_compacted else 0,
+                names.CLEANER_REACHES: planned.cleaned_reach,
+            },
             now_ms=self._job.now_ms(),
-            recovery_point=planned.whole_upto,
-            log_start_offset=planned.manifest.log_start_offset,
             is_tiered=wish.takes_over,
-            cleaner_offset=planned.clean_upto if settings.is_compacted else 0,
-            cleaner_reach=planned.cleaned_reach,
         )
         if log.next_offset != planned.next_offset:
             facts = {"expected": planned.next_offset, "found": log.next_offset}

@@ -7,6 +7,7 @@ from local.errors import Corrupt, InvalidRequest
 from local.format.batch_header import HEADER_BYTES, seal
 from local.format.columns import TORN
 from local.format.compression import Codec
+from local.format.crc32c import crc32c
 from local.format.record import Record, StoredRecord, TimestampType
 from local.kernels import dispatch as kernels
 from local.kernels import pure_kernels
@@ -187,7 +188,7 @@ def damaged(at, patch, *, reseal=True):
 
 
 def kernels_crc(data):
-    return pure_kernels.crc32c_of(data).to_bytes(4, "big")
+    return crc32c(data).to_bytes(4, "big")
 
 
 DAMAGE = {

@@ -19,6 +19,7 @@ from remote_samples import table_of
 from local import kernels
 from local.errors import Corrupt, InvalidRequest
 from local.format.columns import TORN, joined_tables
+from local.format.crc32c import crc32c
 from local.index import txn_index
 from local.index.index_files import build_indexes
 from local.log import checkpoints
@@ -295,7 +296,7 @@ def test_undecodable_records_are_reported_and_the_others_shown(home: Path, capfd
     # A batch with a correct checksum and invalid records: the length of the first record is too large.
     broken = bytearray(parts[2])
     broken[HEADER_BYTES] = 0x7E
-    struct.pack_into(">I", broken, 17, kernels.pure_kernels.crc32c_of(memoryview(broken)[21:]))
+    struct.pack_into(">I", broken, 17, crc32c(memoryview(broken)[21:]))
     parts[2] = bytes(broken)
     path = home / "orders-0" / f"{BASE:020d}.log"
     path.write_bytes(b"".join(parts))
