@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 
 import msgspec
 
@@ -83,25 +83,11 @@ class CleaningRun(CleaningFigures):
 
 
 def run_of(
-    partition: TopicPartition,
-    result: CleaningFigures,
-    *,
-    at_ms: int,
-    thread: int = 0,
-    delay_ms: int = 0,
-    buffer_bytes: int = 0,
+    name: TopicPartition, result: CleaningFigures, *, at_ms: int, thread: int, delay_ms: int, buffer_bytes: int
 ) -> CleaningRun:
     """A finished pass as a run."""
-    figures = {each.name: getattr(result, each.name) for each in fields(CleaningFigures)}
-    return CleaningRun(
-        topic=partition.topic,
-        partition=partition.partition,
-        at_ms=at_ms,
-        thread=thread,
-        delay_ms=delay_ms,
-        buffer_bytes=buffer_bytes,
-        **figures,
-    )
+    run = CleaningRun(topic=name.topic, partition=name.partition, at_ms=at_ms, **asdict(result))
+    return replace(run, thread=thread, delay_ms=delay_ms, buffer_bytes=buffer_bytes)
 
 
 def summary(run: CleaningRun) -> str:

@@ -93,11 +93,8 @@ class BatchHeader(NamedTuple):
     def codec(self) -> Codec:
         """The codec. Raises Corrupt for the three ids without a codec."""
         if self.attributes & CODEC_BITS > Codec.ZSTD:
-            raise Corrupt(
-                "cannot read a batch header, the codec is unknown",
-                base_offset=self.base_offset,
-                attributes=self.attributes,
-            )
+            facts = {"base_offset": self.base_offset, "attributes": self.attributes}
+            raise Corrupt("cannot read a batch header, the codec is unknown", **facts)
         return Codec(self.attributes & CODEC_BITS)
 
     @property

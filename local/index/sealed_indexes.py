@@ -191,10 +191,8 @@ class SealedIndexes:
         if suffix in self._made:
             return bytearray(self._made[suffix])
         if judged.problem is not None and not self._access.is_shared:
-            raise Corrupt(
-                f"cannot read an index, {judged.problem}, and this process may not rebuild it",
-                path=self._files.path(suffix),
-            )
+            facts = {"path": self._files.path(suffix)}
+            raise Corrupt(f"cannot read an index, {judged.problem}, and this process may not rebuild it", **facts)
         with self._held():
             if judged.problem is not None and not self._files.storage.exists(self._files.path(suffix)):
                 return bytearray()

@@ -73,6 +73,7 @@ else:
         except ImportError:  # built without a compiler; `implementation` and `tiered doctor` report it
             _chosen = pure_kernels
 
+BatchFields = tuple[int, int, int, int, int, int, int]
 DECOMPRESSED_BYTES_MAX = INFLATED_BYTES_MAX  # for all batches of one `decode_columns`; not less than for one batch
 STEP_BYTES = 64 << 20
 REBUILT_PART_BYTES = 1 << 20  # fits the CPU cache until it is written to the file
@@ -185,20 +186,9 @@ def gather(
     return _chosen.gather(_bytes_of(data), starts, lengths)
 
 
-def encode_plain_batch(
-    records: Sequence[tuple[object, ...]],
-    base_offset: int,
-    leader_epoch: int,
-    attributes: int,
-    append_time_ms: int,
-    producer_id: int,
-    producer_epoch: int,
-    base_sequence: int,
-) -> bytes:
-    """Encode a whole uncompressed batch. Use `local.records.batch.encode_batch` instead."""
-    return _chosen.encode_batch(
-        records, base_offset, leader_epoch, attributes, append_time_ms, producer_id, producer_epoch, base_sequence
-    )
+def encode_plain_batch(records: Sequence[tuple[object, ...]], fields: BatchFields) -> bytes:
+    """Encode a whole uncompressed batch; `fields` are the other arguments of `pure_kernels.encode_batch`."""
+    return _chosen.encode_batch(records, *fields)
 
 
 def cut_columns(columns: RecordColumns, batch_bytes: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -510,20 +500,12 @@ def _apart(
     view: memoryview, header: BatchHeader, position: int, flags: NDArray[np.uint8], how: tuple[int, int]
 ) -> bytes:
     """The result for a batch that the kernels cannot read: compressed, or a message of format 0 or 1."""
-    match how[0]:
-        case pure_kernels.DROP:
-            return b""
-        case pure_kernels.EMPTY:
-            return pure_kernels.emptied(header)
-        case pure_kernels.VERBATIM:
-            return bytes(view[position : position + header.size_bytes])
-        case _:
-            return _repacked(view, header, position, flags, how)
-
-
-def _repacked(
-    view: memoryview, header: BatchHeader, position: int, flags: NDArray[np.uint8], how: tuple[int, int]
-) -> bytes:
+    if how[0] == DROP:
+        return b""
+    if how[0] == EMPTY:
+        return pure_kernels.emptied(header)
+    if how[0] == VERBATIM:
+        return bytes(view[position : position + header.size_bytes])
     try:
         plain = _plain(view, header, position)
     except Corrupt as error:

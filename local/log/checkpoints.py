@@ -59,11 +59,9 @@ def write_epochs(storage: Storage, path: str, epochs: Iterable[tuple[int, int]])
 def read_topic_id(storage: Storage, directory: str) -> str | None:
     """Return the topic id in ``partition.metadata``; None if the file is missing."""
     path = join(directory, names.PARTITION_METADATA)
-    try:
-        lines = storage.read(path).decode("utf-8", "replace").splitlines()
-    except NotFound:
+    fields = _read_fields(storage, path, ": ")
+    if fields is None:
         return None
-    fields = dict(line.partition(": ")[::2] for line in lines)
     try:
         return names.check_topic_id(fields["topic_id"])
     except (KeyError, InvalidRequest):
@@ -87,11 +85,9 @@ class MetaProperties:
 
 def read_meta_properties(storage: Storage, root: str) -> MetaProperties | None:
     """Return the ids in ``meta.properties`` (version 0: ``broker.id``), None without the file."""
-    try:
-        lines = storage.read(join(root, names.META_PROPERTIES)).decode("utf-8", "replace").splitlines()
-    except NotFound:
+    fields = _read_fields(storage, join(root, names.META_PROPERTIES), "=")
+    if fields is None:
         return None
-    fields = dict(line.partition("=")[::2] for line in lines if not line.startswith("#"))
     return MetaProperties(
         cluster_id=fields.get("cluster.id", ""),
         node_id=fields.get("node.id", fields.get("broker.id", "")),
@@ -114,6 +110,14 @@ def ensure_meta_properties(storage: Storage, root: str, like: MetaProperties | N
     body = f"version=1\ncluster.id={fresh.cluster_id}\nnode.id={fresh.node_id}\ndirectory.id={fresh.directory_id}\n"
     replace_file(storage, join(root, names.META_PROPERTIES), body.encode())
     return fresh
+
+
+def _read_fields(storage: Storage, path: str, separator: str) -> dict[str, str] | None:
+    try:
+        lines = storage.read(path).decode("utf-8", "replace").splitlines()
+    except NotFound:
+        return None
+    return dict(line.partition(separator)[::2] for line in lines if not line.startswith("#"))
 
 
 def parse_entries(data: bytes, path: str, width: int) -> list[tuple[int, list[str]]]:

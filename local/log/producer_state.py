@@ -315,10 +315,6 @@ def decode_snapshot(data: Buffer, *, path: str = "") -> list[ProducerEntry]:
             "cannot read a producer snapshot, its CRC differs", path=path, expected=f"{crc:08x}", found=f"{found:08x}"
         )
     if count < 0 or len(view) != _SNAPSHOT_HEAD.size + count * _SNAPSHOT_ENTRY.size:
-        raise Corrupt(
-            "cannot read a producer snapshot, its size does not match its entry count",
-            path=path,
-            size_bytes=len(view),
-            count=count,
-        )
+        facts = {"path": path, "size_bytes": len(view), "count": count}
+        raise Corrupt("cannot read a producer snapshot, its size does not match its entry count", **facts)
     return [ProducerEntry._make(fields) for fields in _SNAPSHOT_ENTRY.iter_unpack(view[_SNAPSHOT_HEAD.size :])]

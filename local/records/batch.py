@@ -96,8 +96,8 @@ def encode_batch(
     _check_fields(base_offset, leader_epoch, append_ms, producer_id, producer_epoch, base_sequence)
     fields = (base_offset, leader_epoch, attributes, append_ms, producer_id, producer_epoch, base_sequence)
     if codec is Codec.NONE:
-        return kernels.encode_plain_batch(records, *fields)
-    plain = kernels.encode_plain_batch(records, *fields[:2], attributes & ~CODEC_BITS, *fields[3:])
+        return kernels.encode_plain_batch(records, fields)
+    plain = kernels.encode_plain_batch(records, (*fields[:2], attributes & ~CODEC_BITS, *fields[3:]))
     header = read_header(plain)
     assert header is not None
     return seal(header._replace(attributes=attributes), compress(codec, memoryview(plain)[HEADER_BYTES:], level))
@@ -121,7 +121,7 @@ def encode_marker(
     attributes = TRANSACTIONAL | CONTROL
     _check_fields(base_offset, leader_epoch, -1, producer_id, producer_epoch, -1)
     fields = (base_offset, leader_epoch, attributes, -1, producer_id, producer_epoch, -1)
-    return kernels.encode_plain_batch([record], *fields)
+    return kernels.encode_plain_batch([record], fields)
 
 
 def read_marker(data: Buffer, at: int = 0) -> Marker | None:

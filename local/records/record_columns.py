@@ -101,11 +101,8 @@ def of_arrow(data: object, *, now_ms: int) -> list[RecordColumns]:
     unknown = sorted(set(table.column_names) - {"key", "value", "timestamp", "headers"})
     if unknown or len(set(table.column_names)) != len(table.column_names):
         expected = "key, value, timestamp, headers"
-        raise InvalidRequest(
-            "cannot append an Arrow table, its columns differ from the allowed columns",
-            unknown=unknown or "twice",
-            expected=expected,
-        )
+        facts = {"unknown": unknown or "twice", "expected": expected}
+        raise InvalidRequest("cannot append an Arrow table, its columns differ from the allowed columns", **facts)
     chunks = table.to_batches()
     if len(chunks) > 1 and table.num_rows < _CHUNK_ROWS_MIN * len(chunks):
         chunks = table.combine_chunks().to_batches()
