@@ -210,7 +210,7 @@ class LogDirectory:
         if self._lock is None:
             return
         try:
-            unsealed = [log for log in list(self.logs.values()) if not log.close()]
+            unsealed = [log for _, log in self._open_logs() if not log.close()]
             is_refused = self.try_checkpoints() is not None
             if unwritten := [log.partition for log in unsealed if log.has_unwritten]:
                 attempt = "cannot close the logs durably; the next start recovers them"
@@ -231,9 +231,13 @@ class LogDirectory:
 
     def abandon(self) -> None:
         """Release files and lock without writing anything, as a crash would."""
-        for log in list(self.logs.values()):  # a copy: logs may be opened at the same time
+        for _, log in self._open_logs():
             log.release()
         self._unlock()
+
+    def _open_logs(self) -> list[tuple[TopicPartition, Log]]:
+        """A copy, because logs are opened while checkpoints are written."""
+        return list(self.logs.items())
 
     def _start_of(self, log: Log) -> int:
         """The log start to write: the larger of the log's own and the noted raise.
@@ -247,7 +251,7 @@ class LogDirectory:
     def _offsets(self, file: str, of: Callable[[Log], int | None]) -> dict[TopicPartition, int]:
         """The offsets of all logs. Unopened logs are read first: a log may be opened during the call."""
         offsets = self._unopened(self._known[file])
-        for name, log in list(self.logs.items()):
+        for name, log in self._open_logs():
             if (offset := of(log)) is not None:
                 offsets[name] = offset
         return offsets

@@ -186,8 +186,10 @@ class Segment:
     def mark(self) -> Mark:
         assert self._active is not None, "only an active segment is written to"
         with self._lock:
-            lengths = {suffix: len(index) - self._rebuilt.get(suffix, 0) for suffix, index in self._active.items()}
-        lengths[LOG] = self.size_bytes
+            offsets, times = len(self._active[OFFSET_INDEX]), len(self._active[TIME_INDEX])
+            lengths = {LOG: self.size_bytes, OFFSET_INDEX: offsets, TIME_INDEX: times}
+            for suffix, added in self._rebuilt.items():
+                lengths[suffix] -= added
         return Mark(lengths, self._latest, self.roll_base_ms, self._since_entry, self._has_aborted)
 
     def cut_back(self, to: Mark) -> None:
@@ -344,8 +346,10 @@ class Segment:
     def is_index_full(self, index_bytes_max: int) -> bool:
         """Whether no room is left for another offset entry, or for another time entry and the final one."""
         assert self._active is not None, "only an active segment is written to"
-        entries = ((OFFSET_INDEX, offset_index.ENTRY_BYTES), (TIME_INDEX, 2 * time_index.ENTRY_BYTES))
-        return any(len(self._active[suffix]) + more > index_bytes_max for suffix, more in entries)
+        offsets, times = len(self._active[OFFSET_INDEX]), len(self._active[TIME_INDEX])
+        return (
+            offsets + offset_index.ENTRY_BYTES > index_bytes_max or times + 2 * time_index.ENTRY_BYTES > index_bytes_max
+        )
 
     def sync(self, *suffixes: str) -> None:
         """Make the files with these suffixes durable as of the call, by default all. Appends may continue.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from disk_model import ModelDisk
 from log_world import SMALL
 
+from local import names
 from local.errors import DiskFailed
 from local.format.record import Record
 from local.log.checkpoints import read_offsets
@@ -103,7 +105,8 @@ def test_the_reach_of_an_unfinished_pass_survives_an_open_without_compaction() -
 
 def test_checkpoints_written_during_an_open_keep_the_entry_of_that_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     """The partition is opened between the list of open logs and the list of other partitions."""
-    writes = (LogDirectory.write_checkpoints, LogDirectory.write_log_starts, LogDirectory.write_cleaner_offsets)
+    write_cleaned = partial(LogDirectory.write, file=names.CLEANER_OFFSETS)
+    writes = (LogDirectory.write_checkpoints, LogDirectory.write_log_starts, write_cleaned)
     for at, write in enumerate(writes):
         disk = _with_two_partitions()
         before = _checkpointed(disk)[at]
