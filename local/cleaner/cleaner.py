@@ -106,7 +106,8 @@ def clean(
         limiter = CleanerThrottle(log.partition, lambda: gate.is_aborted or should_stop(), throttle, clock)
         first_dirty = max(log.cleaner_offset or 0, log.log_start_offset, clean_from)
         upto = min(at for at in (_first_unstable_base(log), upto_offset) if at is not None)
-        sealed = _sealed(log, clean_from, upto)
+        infos = (info for info in log.segments() if not info.is_active)
+        sealed = [info for info in infos if info.base_offset >= clean_from and info.next_offset <= upto]
         dirty = [info for info in sealed if info.next_offset > first_dirty and not info.is_empty]
         if not dirty:
             log.cleaner_offset = max(log.cleaner_offset or 0, upto)
@@ -159,11 +160,6 @@ def _only_pass(log: Log) -> Iterator[CleaningGate]:
         is_done = gate.end(undo)
     if not is_done:
         raise CleaningAborted("the cleaner was stopped on request", partition=log.partition)
-
-
-def _sealed(log: Log, clean_from: int, upto: int) -> list[SegmentInfo]:
-    infos = (info for info in log.segments() if not info.is_active)
-    return [info for info in infos if info.base_offset >= clean_from and info.next_offset <= upto]
 
 
 def _decide(

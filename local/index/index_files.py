@@ -26,6 +26,7 @@ from __future__ import annotations
 import bisect
 import struct
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from local.errors import Corrupt, NotFound
@@ -206,13 +207,15 @@ def check_indexes(
 def check(files: SegmentFiles, log_bytes: int) -> str | None:
     """Return why a segment's indexes are unusable, or None if they are usable. Reads both files whole."""
     offsets, times = (_read(files, each) for each in INDEXES)
-    return check_indexes(offsets, times, log_bytes, lambda: first_timestamp(files)).problem
+    path, read = files.path(LOG), files.storage.read
+    first = partial(first_timestamp, lambda start, length: read(path, start, length))
+    return check_indexes(offsets, times, log_bytes, first).problem
 
 
-def first_timestamp(files: SegmentFiles) -> int:
+def first_timestamp(read: Callable[[int, int], bytes]) -> int:
     """Return the first batch's largest timestamp, or -1 without one (such a segment has no time entries)."""
     try:
-        header = read_header(files.storage.read(files.path(LOG), 0, HEADER_BYTES))
+        header = read_header(read(0, HEADER_BYTES))
     except Corrupt:
         return -1  # the read of this batch reports the damage
     return header.max_timestamp_ms if header is not None else -1

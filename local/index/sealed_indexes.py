@@ -288,7 +288,7 @@ class SealedIndexes:
     def _check_files(self) -> Judged:
         with self._held():
             offsets, times = (self._content(suffix) for suffix in INDEXES)
-        judged = check_indexes(offsets, times, self._log_bytes, lambda: first_timestamp(self._files))
+        judged = check_indexes(offsets, times, self._log_bytes, lambda: first_timestamp(self._read_log))
         if judged.problem is None or self._access.is_shared:
             return judged
         if not self._is_closed:

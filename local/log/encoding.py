@@ -67,11 +67,8 @@ class _Append:
 
     def check_size(self, size: int) -> None:
         """Check an encoded batch against `max_message_bytes` and against a whole segment."""
-        settings = self.settings
-        for name, limit in (
-            ("max.message.bytes", settings.max_message_bytes),
-            ("segment.bytes", settings.segment_bytes),
-        ):
+        limits = {"max.message.bytes": self.settings.max_message_bytes, "segment.bytes": self.settings.segment_bytes}
+        for name, limit in limits.items():
             if size > limit:
                 facts = {"size_bytes": size, name.replace(".", "_"): limit}
                 raise InvalidRequest(f"cannot append, a batch is larger than {name}", partition=self.partition, **facts)

@@ -129,21 +129,15 @@ def trim_to_whole_batches(segment: Segment) -> int:
         if found is not None and last_offset in (None, found.last_offset):
             segment.show(start + found.valid_bytes, found.max_timestamp_ms)
             return found.next_offset
-    return _scanned_end(segment)
+    if segment.size_bytes:
+        from local import kernels
 
-
-def _scanned_end(segment: Segment) -> int:
-    if not segment.size_bytes:
-        segment.show(0, -1)
-        return segment.base_offset
-    from local import kernels
-
-    position = segment.entry_before(segment.base_offset + RELATIVE_OFFSET_MAX)[1]
-    for start in (position, 0):
-        # First from the last index entry; from the start of the log if the batch of the entry is torn.
-        table = kernels.scan_batches(segment.read(start, segment.size_bytes))
-        if len(table):
-            segment.show(start + table.valid_bytes, int(table.max_timestamps.max()))
-            return int(table.last_offsets[-1]) + 1
+        position = segment.entry_before(segment.base_offset + RELATIVE_OFFSET_MAX)[1]
+        for start in (position, 0):
+            # First from the last index entry; from the start of the log if the batch of the entry is torn.
+            table = kernels.scan_batches(segment.read(start, segment.size_bytes))
+            if len(table):
+                segment.show(start + table.valid_bytes, int(table.max_timestamps.max()))
+                return int(table.last_offsets[-1]) + 1
     segment.show(0, -1)
     return segment.base_offset

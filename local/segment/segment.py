@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from local.errors import Corrupt, DiskFailed, LogError, NotFound
 from local.format.batch_header import HEADER_BYTES, read_header
 from local.index import offset_index, time_index, txn_index
-from local.index.index_files import INDEXES, Entry, build_indexes, headers_of, time_entry
+from local.index.index_files import INDEXES, Entry, build_indexes, first_timestamp, headers_of, time_entry
 from local.index.sealed_indexes import TRUSTED, Access, SealedIndexes, TimeStart
 from local.index.txn_index import AbortedTransaction
 from local.names import LOG, OFFSET_INDEX, SEGMENT_SUFFIXES, TIME_INDEX, TXN_INDEX
@@ -408,10 +408,8 @@ class Segment:
     def first_timestamp_ms(self) -> int | None:
         """Return the first batch's largest timestamp or None (unsound header too). Raises NotFound once retired."""
         if self._first is None:
-            header = None
-            with suppress(Corrupt):
-                header = read_header(self.read(0, HEADER_BYTES))
-            self._first = (header.max_timestamp_ms if header and header.max_timestamp_ms >= 0 else None,)
+            first = first_timestamp(self.read)
+            self._first = (first if first >= 0 else None,)
         return self._first[0]
 
     def _sealed(self) -> SealedIndexes:
