@@ -176,7 +176,7 @@ class OffsetMap:
         self.invalid_records = 0
         self.end_offset: int | None = None
         self._capacity, self._from = capacity, from_offset
-        self._way, self._secret = keys, draw.randbytes(SECRET_BYTES)
+        self._kind, self._secret = keys, draw.randbytes(SECRET_BYTES)
         self._is_in_part = False
         self._steps: dict[int, list[list[Step]]] = {}
         self._mapped: dict[int, memoryview] = {}
@@ -217,10 +217,10 @@ class OffsetMap:
             data = mapped[start:end]
             table = kernels.scan_batches(data, verify=False)
             is_plain = table.problem is None and not table.has_legacy and not (table.attributes & CODEC_BITS).any()
-            if self._way is Keys.IN_PLACE and not is_plain:
+            if self._kind is Keys.IN_PLACE and not is_plain:
                 return Added.PACKED
             is_old = segment.base_offset < self._from
-            in_one = is_plain and not is_old and not self._is_in_part and self._way is not Keys.DIGESTED
+            in_one = is_plain and not is_old and not self._is_in_part and self._kind is not Keys.DIGESTED
             add = self._add_plain if in_one else self._add_inflated
             steps = add(segment, start, data, table, aborted)
             if steps is None:
@@ -257,7 +257,7 @@ class OffsetMap:
         steps: list[Step] = []
         whole = 0
         for columns in kernels.decode_in_steps(data, include_control=True):
-            is_held = columns.data.obj is data.obj and self._way is not Keys.DIGESTED
+            is_held = columns.data.obj is data.obj and self._kind is not Keys.DIGESTED
             step = self._add(columns, aborted, self._held if is_held else -1, start)
             if step is None:
                 return None
@@ -280,8 +280,8 @@ class OffsetMap:
                 return None
             if self.end_offset is None:
                 self.end_offset = int(columns.offsets[done])
-            is_left = np.arange(rows) >= done
-            dropped, skip, is_keyless = dropped & ~is_left, skip | is_left, is_keyless & ~is_left
+            is_remaining = np.arange(rows) >= done
+            dropped, skip, is_keyless = dropped & ~is_remaining, skip | is_remaining, is_keyless & ~is_remaining
         bits = slice(first >> 3, (first + rows + 7) >> 3)
         self._keep[bits] &= ~packed(dropped | is_keyless)
         self._tombstones[bits] |= packed((columns.value_lengths < 0) & ~skip & ~is_keyless)
@@ -299,7 +299,7 @@ class OffsetMap:
     def _as_held(self, columns: Columns) -> tuple[memoryview, NDArray[np.int64], NDArray[np.int32]]:
         """The keys as they are compared: unchanged, or one cell per key with a digest or a short key."""
         starts, lengths = columns.key_starts, columns.key_lengths
-        if self._way is not Keys.DIGESTED:
+        if self._kind is not Keys.DIGESTED:
             return columns.data, starts, lengths
         cells = np.zeros((len(columns), _CELL_BYTES), np.uint8)
         is_long = lengths >= _DIGEST_BYTES
@@ -335,7 +335,7 @@ def build_offset_map(
     No segment may be empty. Records below `from_offset` are not entered. Raises Corrupt, CleaningAborted.
     """
     records = _records(segments, next_offset, buffer)
-    for keys in _ways(records, buffer):
+    for keys in _kinds(records, buffer):
         newest = OffsetMap(keys, records, buffer, from_offset=from_offset)
         done, added = 0, Added.WHOLE
         for segment in segments[:SEGMENTS_MAX]:
@@ -380,7 +380,7 @@ def _capacity(keys: Keys, buffer: Buffer) -> int:
     return int(buffer.size_bytes / (SLOT_BYTES + _CELL_BYTES * buffer.load_factor))
 
 
-def _ways(records: int, buffer: Buffer) -> list[Keys]:
+def _kinds(records: int, buffer: Buffer) -> list[Keys]:
     is_roomy = records / buffer.load_factor + 2 <= buffer.size_bytes // SLOT_BYTES // 2
     return [Keys.IN_PLACE, *([Keys.COPIED] if is_roomy else []), Keys.DIGESTED]
 

@@ -99,7 +99,7 @@ class CleanContext:
         """The delete horizon for a batch without one: now plus the retention, at most TIME_MAX_MS."""
         return min(self.now_ms + self.delete_retention_ms, TIME_MAX_MS)
 
-    def lets_legacy_go(self, segment: Segment) -> bool:
+    def removes_legacy(self, segment: Segment) -> bool:
         """Whether the segment is old enough to remove its tombstones of formats 0 and 1."""
         return self.legacy_horizon_ms is not None and segment.modified_ms <= self.legacy_horizon_ms
 
@@ -206,7 +206,7 @@ class RecordFilter:
 
     def _known(self, segment: Segment, number: int, table: BatchTable) -> tuple[Bits, Bits] | None:
         has_horizon = (table.attributes & (DELETE_HORIZON | CONTROL)) == DELETE_HORIZON
-        is_legacy_due = table.has_legacy and self._facts.lets_legacy_go(segment)
+        is_legacy_due = table.has_legacy and self._facts.removes_legacy(segment)
         is_split = segment.base_offset < self._facts.dirty_from
         if is_split or is_legacy_due or has_horizon.any():
             return None
@@ -256,7 +256,7 @@ class RecordFilter:
     def _due(self, segment: Segment, columns: Columns) -> Flags:
         table = columns.table
         is_past = ((table.attributes & DELETE_HORIZON) != 0) & (table.base_timestamps <= self._facts.now_ms)
-        if table.has_legacy and self._facts.lets_legacy_go(segment):
+        if table.has_legacy and self._facts.removes_legacy(segment):
             is_past |= table.magics != MAGIC
         due: Flags = is_past[columns.batch_ordinals]
         if self._facts.tombstones_below is not None:

@@ -109,7 +109,7 @@ class TimeStart(NamedTuple):
 
 
 TRUSTED = Access()
-LOOKING = Access(is_trusted=False, is_shared=True)
+SHARED = Access(is_trusted=False, is_shared=True)
 
 
 class SealedIndexes:

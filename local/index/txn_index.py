@@ -230,7 +230,7 @@ class TransactionScan:
 
 def carried_problem(
     entries: Iterable[AbortedTransaction],
-    said: SegmentTransactions,
+    scanned: SegmentTransactions,
     undecided: Mapping[int, int],
     ended: Mapping[int, int],
 ) -> str | None:
@@ -240,7 +240,7 @@ def carried_problem(
     """
     known = {(each.producer_id, each.last_offset): each for each in entries}
     for producer, first in undecided.items():
-        marker = said.first_ended.get(producer)
+        marker = scanned.first_ended.get(producer)
         if marker is not None and marker.is_abort:
             entry = known.get((producer, marker.offset))
             if entry is None or entry.first_offset > first:

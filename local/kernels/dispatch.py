@@ -486,10 +486,10 @@ def _room_for(table: BatchTable, row: int) -> int:
     return int(table.sizes[row]) + int(table.record_counts[row]) * pure_kernels.REBUILT_GROWTH_MAX
 
 
-def _actions(table: BatchTable, kept: NDArray[np.int64], *, keep_last_batch: bool) -> NDArray[np.uint8]:
+def _actions(table: BatchTable, remaining: NDArray[np.int64], *, keep_last_batch: bool) -> NDArray[np.uint8]:
     actions = np.full(len(table), REBUILD, np.uint8)
-    actions[kept == table.record_counts] = VERBATIM
-    actions[kept == 0] = DROP
+    actions[remaining == table.record_counts] = VERBATIM
+    actions[remaining == 0] = DROP
     actions[(table.attributes & CONTROL) != 0] = VERBATIM
     if keep_last_batch and len(table) and actions[-1] == DROP:
         actions[-1] = EMPTY if table.record_counts[-1] else VERBATIM

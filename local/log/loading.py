@@ -32,7 +32,7 @@ from local.errors import Corrupt
 from local.format.batch_header import HEADER_BYTES, read_header
 from local.index import index_files
 from local.index.index_files import OutsideSegment
-from local.index.sealed_indexes import LOOKING, Access
+from local.index.sealed_indexes import SHARED, Access
 from local.log import recovery
 from local.log.leader_epochs import LeaderEpochs
 from local.log.producer_files import ProducerFiles
@@ -237,7 +237,7 @@ def _outgrew(place: _Place, base: int) -> bool:
     bases, listed = place.bases, place.listed
     if bases[-2:-1] != [base] or listed[names.segment_file(bases[-1], names.LOG)].size_bytes:
         return False
-    segment = found_segment(place.files(base), listed, LOOKING)
+    segment = found_segment(place.files(base), listed, SHARED)
     position = segment.entry_before(base + RELATIVE_OFFSET_MAX)[1]
     table = kernels.scan_batches(segment.read(position, segment.size_bytes), verify=False)
     return table.problem is not None or (len(table) > 0 and int(table.last_offsets[-1]) >= bases[-1])

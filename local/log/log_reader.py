@@ -138,17 +138,17 @@ class LogView:
         at = max(bisect.bisect_right(self.bases, from_offset) - 1, 0)
         for segment, end in zip(self.segments[at:], (*self.bases[at + 1 :], self.next_offset), strict=True):
             is_last = segment is self.segments[-1]
-            entries, said = segment.checked_aborted(self.tail_bytes if is_last else segment.size_bytes)
-            problem = carried_problem(entries, said, undecided, ended)
+            entries, scanned = segment.checked_aborted(self.tail_bytes if is_last else segment.size_bytes)
+            problem = carried_problem(entries, scanned, undecided, ended)
             if problem is not None:
                 raise WrongTransactionIndex(segment.base_offset, problem)
             found += [each for each in entries if each.last_offset >= from_offset and each.first_offset < upper_offset]
-            for producer in said.first_ended:
+            for producer in scanned.first_ended:
                 undecided.pop(producer, None)
-            for producer, first in said.open_from.items():
+            for producer, first in scanned.open_from.items():
                 if first < upper_offset:
                     undecided.setdefault(producer, first)
-            ended.update(said.last_ended)
+            ended.update(scanned.last_ended)
             if end >= upper_offset and not undecided:
                 break
         return found

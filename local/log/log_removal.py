@@ -288,7 +288,7 @@ class LogRemoval:
             self._mark(segment.path(suffix), now_ms, delay_ms)
 
     def _mark_snapshot_deleted(self, offset: int, now_ms: int, delay_ms: int) -> None:
-        if (path := self._state.snapshots.let_go(offset)) is not None:
+        if (path := self._state.snapshots.take_out(offset)) is not None:
             self._mark(path, now_ms, delay_ms)
 
     def _mark(self, path: str, now_ms: int, delay_ms: int) -> None:

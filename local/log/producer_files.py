@@ -22,7 +22,7 @@ from local.log.producer_state import ProducerState, decode_snapshot, encode_snap
 from local.names import LOG, PRODUCER_SNAPSHOT, parse_segment_file, segment_file
 from local.storage import Storage, join, sync_file
 
-LOOKED_AT_BYTES = 1 << 20  # bytes of a segment to inspect before a full scan
+INSPECTED_BYTES = 1 << 20  # bytes of a segment to inspect before a full scan
 _log = logging.getLogger(__name__)
 
 
@@ -127,7 +127,7 @@ class ProducerFiles:
         """Delete snapshots above `offset`, durably. The next append at `offset` must come later."""
         self._remove([each for each in self.offsets() if each > offset])
 
-    def let_go(self, offset: int) -> str | None:
+    def take_out(self, offset: int) -> str | None:
         """Remove the snapshot at `offset` from memory. Return its path for deletion, None without one."""
         if offset not in self.offsets():
             return None
@@ -155,8 +155,8 @@ class ProducerFiles:
     def _replay(self, base: int, producers: ProducerState, from_offset: int, upto_offset: int) -> None:
         path = join(self._directory, segment_file(base, LOG))
         if self._is_onlooker:
-            begin = self._storage.read(path, 0, LOOKED_AT_BYTES)
-            if len(begin) < LOOKED_AT_BYTES and not may_have_producers(begin):
+            begin = self._storage.read(path, 0, INSPECTED_BYTES)
+            if len(begin) < INSPECTED_BYTES and not may_have_producers(begin):
                 return  # no producers, as in most logs; the modules for a replay load slowly
         from local.log.recovery import replay
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from local import names
 from local.errors import NotFound, Unavailable
 from local.format.batch_header import walk
-from local.index.sealed_indexes import LOOKING, Access
+from local.index.sealed_indexes import SHARED, Access
 from local.log.producer_files import ProducerFiles
 from local.log.producer_state import ProducerState
 from local.segment.segment import RELATIVE_OFFSET_MAX, Segment
@@ -23,7 +23,7 @@ from local.storage import FileFacts, SegmentFiles, Storage
 WALKED_BYTES_MAX = 1 << 20  # a longer tail is left to the kernels
 PAUSES_S = (0.01, 0.05, 0.25)  # a swap syncs its directory several times
 _LOGS = (names.LOG, names.LOG + names.SWAP)
-_LOOKED_AT = (*_LOGS, names.TXN_INDEX)
+_LISTED = (*_LOGS, names.TXN_INDEX)
 
 
 class Found(NamedTuple):
@@ -85,7 +85,7 @@ def _load_once(storage: Storage, directory: str, log_start_offset: int) -> Found
         attempt = "a segment swap is in progress; retry, or let the manager of the directory finish it"
         facts = {"directory": directory, "base_offset": min(missing)}
         raise Unavailable(f"cannot open the log read-only, {attempt}", **facts)
-    segments = [found_segment(SegmentFiles(storage, directory, base), listed, LOOKING) for base in bases]
+    segments = [found_segment(SegmentFiles(storage, directory, base), listed, SHARED) for base in bases]
     if not segments:
         return _nothing(storage, directory, log_start_offset)
     return Found(segments, trim_to_whole_batches(segments[-1]))
@@ -93,13 +93,13 @@ def _load_once(storage: Storage, directory: str, log_start_offset: int) -> Found
 
 def _nothing(storage: Storage, directory: str, next_offset: int) -> Found:
     """Return a log without records that continues at `next_offset`."""
-    return Found([Segment.found(SegmentFiles(storage, directory, next_offset), FileFacts(0, 0), LOOKING)], next_offset)
+    return Found([Segment.found(SegmentFiles(storage, directory, next_offset), FileFacts(0, 0), SHARED)], next_offset)
 
 
 def _listed(storage: Storage, directory: str) -> Mapping[str, FileFacts]:
     """Return a stable listing. Raises Unavailable unless only newer logs were added."""
     before = _logs(storage.list(directory))
-    files = storage.list_files(directory, _LOOKED_AT)
+    files = storage.list_files(directory, _LISTED)
     newest = max(before, default=(-1, ""))[0]
     for after in (_logs(files), _logs(storage.list(directory))):
         if {each for each in after if each[0] <= newest} != before:

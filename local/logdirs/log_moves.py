@@ -189,10 +189,10 @@ class _Copy:
         known = self._copied.setdefault(segment.base_offset, _Copied(segment))
         size_bytes, is_sealed = segment.size_bytes, not segment.is_active
         path = self._path(segment.base_offset, LOG)
-        is_begun = self._storage.exists(path)
-        if known.size_bytes < size_bytes or not is_begun:
+        is_there = self._storage.exists(path)
+        if known.size_bytes < size_bytes or not is_there:
             known.has_indexes = False  # a failed roll reactivates the segment, so its indexes grow again
-            file = self._storage.open(path) if is_begun else self._storage.create(path)
+            file = self._storage.open(path) if is_there else self._storage.create(path)
             try:
                 self._append(file, segment, known, size_bytes)
                 file.sync()

@@ -241,16 +241,16 @@ class Segment:
 
         if self._transactions is None:
             self._transactions = TransactionScan()
-        said = self._transactions.upto(min(size_bytes, self.size_bytes), self.read)
+        scanned = self._transactions.upto(min(size_bytes, self.size_bytes), self.read)
         try:
             # Entries at or above the scanned end were added after the scan.
-            entries = [each for each in self.aborted() if each.last_offset < said.next_offset]
-            problem = said.problem(entries)
+            entries = [each for each in self.aborted() if each.last_offset < scanned.next_offset]
+            problem = scanned.problem(entries)
         except Corrupt as error:
             entries, problem = [], error.attempt
         if problem is not None:
             raise WrongTransactionIndex(self.base_offset, problem)
-        return entries, said
+        return entries, scanned
 
     def replace_aborted(self, entries: list[AbortedTransaction], *, on_disk: bool) -> None:
         """Replace the entries, in memory unless `on_disk`. No append may run. Raises DiskFailed, NotFound."""

@@ -12,7 +12,7 @@ from local import kernels, names
 from local.errors import Corrupt
 from local.format.batch_header import may_have_producers, walk
 from local.format.record import Record
-from local.index.sealed_indexes import LOOKING
+from local.index.sealed_indexes import SHARED
 from local.log import Log
 from local.log.producer_state import Producer
 from local.log.read_only_open import found_segment, load_read_only, trim_to_whole_batches
@@ -115,7 +115,7 @@ def test_an_index_that_is_missing_or_newer_than_the_listing_does_not_change_the_
     before, size = _scanned(disk), len(disk.names[LOG].data)
     listed = disk.list_files("./t-0")
     disk = _written(200)
-    segment = found_segment(SegmentFiles(disk, "./t-0", 0), listed, LOOKING)
+    segment = found_segment(SegmentFiles(disk, "./t-0", 0), listed, SHARED)
     assert segment.size_bytes == size < len(disk.names[LOG].data)
     monkeypatch.setattr(segment, "entry_before", None)  # this method validates the whole index and must not be called
     assert (trim_to_whole_batches(segment), segment.size_bytes) == before[:2]
