@@ -7,8 +7,8 @@ The buffer lives as long as the columns. Arrays are never modified after constru
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,36 +29,6 @@ from local.format.batch_header import TORN as TORN
 from local.format.compression import Codec
 from local.format.record import Header, StoredRecord, TimestampType, read_varint
 
-TABLE_DTYPES: dict[str, type[np.generic]] = {
-    "positions": np.int64,
-    "sizes": np.int32,
-    "base_offsets": np.int64,
-    "last_offsets": np.int64,
-    "leader_epochs": np.int32,
-    "attributes": np.int16,
-    "base_timestamps": np.int64,
-    "max_timestamps": np.int64,
-    "producer_ids": np.int64,
-    "producer_epochs": np.int16,
-    "base_sequences": np.int32,
-    "record_counts": np.int32,
-    "crcs": np.uint32,
-    "magics": np.int8,
-}
-
-# Wide columns first: every column in one slab of memory is then aligned.
-COLUMN_DTYPES: dict[str, type[np.generic]] = {
-    "offsets": np.int64,
-    "timestamps": np.int64,
-    "key_starts": np.int64,
-    "value_starts": np.int64,
-    "header_starts": np.int64,
-    "key_lengths": np.int32,
-    "value_lengths": np.int32,
-    "header_counts": np.int32,
-    "batch_ordinals": np.int32,
-}
-COLUMNS_ROW_BYTES = sum(np.dtype(dtype).itemsize for dtype in COLUMN_DTYPES.values())
 _RECORDS_AT_ONCE = 4096
 MESSAGE_FOUND = frozenset(f"magic {magic}" for magic in legacy.MAGICS)  # the kernels' `problem` at such a message
 
@@ -146,13 +116,14 @@ class Columns:
 
     data: memoryview
     table: BatchTable
+    # Wide columns first: every column in one slab of memory is then aligned (`empty_columns`).
     offsets: NDArray[np.int64]
     timestamps: NDArray[np.int64]
     key_starts: NDArray[np.int64]
-    key_lengths: NDArray[np.int32]
     value_starts: NDArray[np.int64]
-    value_lengths: NDArray[np.int32]
     header_starts: NDArray[np.int64]
+    key_lengths: NDArray[np.int32]
+    value_lengths: NDArray[np.int32]
     header_counts: NDArray[np.int32]
     batch_ordinals: NDArray[np.int32]
 
@@ -212,6 +183,16 @@ class Columns:
         return tuple(headers)
 
 
+def _dtypes(of: type) -> dict[str, type[np.generic]]:
+    """The number type of each array of a class, from its annotations."""
+    hints = {name: get_args(hint) for name, hint in get_type_hints(of).items() if get_origin(hint) is np.ndarray}
+    return {name: get_args(dtype)[0] for name, (_shape, dtype) in hints.items()}
+
+
+TABLE_DTYPES, COLUMN_DTYPES = _dtypes(BatchTable), _dtypes(Columns)
+COLUMNS_ROW_BYTES = sum(np.dtype(dtype).itemsize for dtype in COLUMN_DTYPES.values())
+
+
 def joined_tables(parts: Sequence[BatchTable]) -> BatchTable:
     """Join the tables of adjacent scans; `valid_bytes` and `problem` are those of the last."""
     arrays: dict[str, NDArray[Any]] = {
@@ -244,9 +225,6 @@ def empty_columns(rows: int) -> dict[str, NDArray[np.generic]]:
         columns[name] = slab[at : at + rows * width].view(dtype)
         at += rows * width
     return columns
-
-
-assert [field.name for field in fields(BatchTable)][:-2] == list(TABLE_DTYPES)
 
 
 # -- messages of formats 0 and 1: plain Python is fast enough, such logs are read once to convert them
