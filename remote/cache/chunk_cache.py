@@ -67,18 +67,17 @@ class ChunkCache:
         would queue, each until its deadline.
         """
         found: dict[K, V] = {}
-        while True:
-            missing = [key for key in wanted if key not in found]
-            if not missing:
-                return [found[key] for key in wanted]
-            mine, theirs = self._claim(missing, found)
-            if mine:
-                found.update(self._load(mine, load))
-            for flight in set(theirs.values()):
-                flight.landed.wait()
-            found.update((key, flight.values[key]) for key, flight in theirs.items() if key in flight.values)
-            if missed := [key for key in theirs if key not in found]:
-                found.update(self._load_alone(missed, load))
+        mine, theirs = self._claim(wanted, found)
+        if mine:
+            found.update(self._load(mine, load))
+        for flight in set(theirs.values()):
+            flight.landed.wait()
+        found.update((key, flight.values[key]) for key, flight in theirs.items() if key in flight.values)
+        if failed := [key for key in theirs if key not in found]:
+            loaded = load(failed)
+            self.keep(loaded)
+            found.update(loaded)
+        return [found[key] for key in wanted]
 
     def keep(self, loaded: Mapping[K, V]) -> None:
         """Add values that came with another request; cached values stay."""
@@ -98,11 +97,11 @@ class ChunkCache:
                 if self._left % LEFT_KEPT:
                     self._entries.move_to_end(entry, last=False)
 
-    def _claim(self, missing: Sequence[K], found: dict[K, V]) -> tuple[list[K], dict[K, _Flight]]:
+    def _claim(self, wanted: Sequence[K], found: dict[K, V]) -> tuple[list[K], dict[K, _Flight]]:
         mine: list[K] = []
         theirs: dict[K, _Flight] = {}
         with self._lock:
-            for key in missing:
+            for key in wanted:
                 if key in self._values:
                     self._entries.move_to_end(self._entry_of[key])
                     found[key] = self._values[key]
@@ -111,7 +110,7 @@ class ChunkCache:
                 else:
                     mine.append(key)
             self.misses += len(mine)
-            self.hits += len(missing) - len(mine)
+            self.hits += len(wanted) - len(mine)
             self._flights.update(dict.fromkeys(mine, _Flight()))
         return mine, theirs
 
@@ -129,12 +128,6 @@ class ChunkCache:
                     self._keep((key, loaded[key]) for key in mine if key in loaded)
                 finally:  # also when there is no memory to cache it: other readers wait
                     flight.landed.set()
-        return loaded
-
-    def _load_alone(self, keys: Sequence[K], load: Loader[K, V]) -> Mapping[K, V]:
-        loaded = load(keys)
-        with self._lock:
-            self._keep(loaded.items())
         return loaded
 
     def _keep(self, loaded: Iterable[tuple[K, V]]) -> None:

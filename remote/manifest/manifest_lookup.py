@@ -78,10 +78,8 @@ class Pages:
         if copy is not None:
             with suppress(Corrupt):
                 return decode_page(page, copy, self.sealer)
-        try:
+        with suppress(Corrupt):  # possibly damaged in transit: read again
             return self._fetch(page)
-        except Corrupt:
-            pass  # possibly damaged in transit: read again
         try:
             return self._fetch(page)
         except Corrupt as error:

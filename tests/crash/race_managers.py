@@ -10,6 +10,7 @@ from disk_model import ModelDisk, PowerCut
 from race_scenes import SceneOfRace
 from race_stage import NOW, Actor, GatedStore, Life, ProcessDied, Race
 from race_truth import Truth, plain, records_in
+from tier_transitions import reachable
 
 from local.errors import Conflict, LogError, NotFound, OffsetOutOfRange, Unavailable
 from local.format.record import Record
@@ -22,7 +23,7 @@ from tiered.jobs.view_jobs import build_views, drop_views, plan_views
 from tiered.manager.manager import LogManager
 from tiered.node.topic_registry import Topic
 from tiered.partition.partition import Partition
-from tiered.partition.tier_state import STOPPED, TRANSITIONS, TierAction, TierState
+from tiered.partition.tier_state import STOPPED, TierAction, TierState
 
 SETTINGS = {
     "num.recovery.threads.per.data.dir": "1",
@@ -100,7 +101,7 @@ class Machine:
         """
         for held in self.manager.partitions.all() if self.manager is not None else ():
             before, after = self.states.get(held, after_open(held)), held.tier_state
-            assert after in reachable(before), f"{self.name} moved from {before.name} to {after.name}"
+            assert after in reachable({before}), f"{self.name} moved from {before.name} to {after.name}"
             assert (held.fatal_error is not None) is (held.tier.state in STOPPED), "a state contradicts its error"
             if held.is_writer:
                 assert held.metadata is not None
@@ -128,14 +129,6 @@ class Machine:
 
 def after_open(held: Partition) -> TierState:
     return TierState.UNREACHED if held.is_tiered else TierState.LOCAL_ONLY
-
-
-def reachable(state: TierState) -> set[TierState]:
-    """The states that the table reaches from this one."""
-    reached = {state}
-    while more := {after for (before, _), after in TRANSITIONS.items() if before in reached} - reached:
-        reached |= more
-    return reached
 
 
 def new_machines(race: Race, count: int) -> tuple[list[Machine], Topic]:

@@ -178,7 +178,7 @@ def test_a_chunk_that_two_readers_loaded_at_once_is_stored_and_evicted_once():
     cache = ChunkCache(4)
 
     def load(keys):
-        cache._load_alone(keys, lambda keys: dict.fromkeys(keys, b"xx"))  # another reader, after a failure
+        cache.keep(dict.fromkeys(keys, b"xx"))  # another reader, after a failure
         return dict.fromkeys(keys, b"xx")
 
     assert cache.fetch([("o", 1)], load) == [b"xx"]

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from tier_transitions import DERIVED, reachable
 
 from local.errors import Corrupt, Diverged, Fenced, LogError, NotFound, RemoteLost, Unavailable
 from local.log import Log
@@ -54,14 +55,6 @@ CONDITIONS: dict[tuple[TierState, TierAction], str] = {
     ),
     (TierState.IN_DOUBT, TierAction.CLEAN): "no upload and no view may be part of the commit in doubt",
     **{(state, TierAction.READ_REMOTE): AGREED_BEFORE for state in STOPPED},
-}
-# Transitions that the commit protocol causes: `seen_by` derives them, and the machine gets no event.
-DERIVED: dict[str, dict[TierState, TierState]] = {
-    "a commit was sent": dict.fromkeys(WRITING, TierState.IN_DOUBT),
-    "the outcome of the commit is known": {TierState.IN_DOUBT: TierState.WRITER},
-    # The resolved commit is the one that disabled it.
-    "a commit disabled the tier": dict.fromkeys((TierState.WRITER, TierState.IN_DOUBT), TierState.DISABLED),
-    "the disabled tier is empty, and the settings enable it again": {TierState.DISABLED: TierState.WRITER},
 }
 SENDS: dict[TierEvent, Callable[[TierMachine], None]] = {
     TierEvent.TIERED: lambda machine: machine.set_tiered(True),
@@ -127,12 +120,7 @@ def test_no_event_leaves_the_deleted_state() -> None:
 
 
 def test_every_state_is_reachable_from_the_two_states_of_an_open() -> None:
-    reached = {TierState.LOCAL_ONLY, TierState.UNREACHED}
-    steps = [(state, after) for (state, _), after in TRANSITIONS.items()]
-    steps += [step for derived in DERIVED.values() for step in derived.items()]
-    while more := {after for state, after in steps if state in reached} - reached:
-        reached |= more
-    assert reached == set(TierState)
+    assert reachable({TierState.LOCAL_ONLY, TierState.UNREACHED}) == set(TierState)
 
 
 def test_a_stopped_state_becomes_a_writer_only_by_a_takeover() -> None:
