@@ -31,41 +31,9 @@ from local.log import checkpoints
 from local.log.leader_epochs import EpochRange, LeaderEpochs
 from local.names import TopicPartition, parse_marked_directory, parse_partition_directory, parse_segment_file
 from local.storage import Storage, join, parent
-from local.verify.findings import Finding, Severity, corrupt, damaged, info, unreadable, warning, worst
+from local.verify.findings import Finding, Severity, damaged, finding, unreadable, worst
 from local.verify.index_checks import INTERVAL_BYTES
 from local.verify.segment_checks import OnBytes, SegmentPlace, SegmentReport, check_producers, check_segment
-
-_BEING_CHANGED = info("log-dir.changing", "the partition directory is being created, moved or deleted")
-_LEFT_CHECKPOINT = info("log-dir.leftover", "leftover file of an interrupted checkpoint write")
-_STRAY_IN_ROOT = warning("log-dir.stray", "unexpected file, no file of a log directory has this name")
-_NO_DATA = warning("log-dir.empty", "the directory holds no log data; check that its disk is mounted")
-ABSENT = warning("log-dir.missing", "the directory does not exist; check that its disk is mounted")
-_TWICE = corrupt("log-dir.twice", "the partition is in two log directories, a manager refuses to start")
-_LEFT_BY_MOVE = warning("log-dir.moved", "a move left this copy and the partition itself is missing")
-_UNKNOWN_PARTITION = info(
-    "checkpoint.unknown-partition", "a checkpoint names a partition that this directory does not hold: {partition}"
-)
-_FLUSHED_LOST = corrupt(
-    "checkpoint.recovery-point", "the recovery point is past the end of the log, so flushed records are missing"
-)
-_START_PAST_END = corrupt(
-    "checkpoint.log-start", "the log start offset is past the end of the log, so the next start deletes every record"
-)
-_CLEANED_PAST_END = warning("checkpoint.cleaner", "the cleaner checkpoint is past the end of the log")
-_DELETED_FILE = info("partition.deleting", "the file waits for its deletion")
-_LEFT_FILE = warning(
-    "partition.leftover",
-    "leftover file of an interrupted swap or checkpoint write; the next start deletes it or finishes the swap",
-)
-_STRAY_FILE = warning("partition.stray", "unexpected file, no file of a partition has this name")
-_INDEX_ALONE = warning("partition.index-alone", "the index has no .log file; the next start deletes the index")
-_OVERLAP = corrupt("log.overlaps-previous", "a batch overlaps the previous segment")
-_EPOCHS_DISORDER = corrupt("epochs.disorder", "the epochs or their offsets do not ascend")
-_EPOCHS_ABOVE_START = info(
-    "epochs.above-log-start", "the first epoch is above the checkpointed log start offset, which may be older"
-)
-_OTHER_EPOCH = warning("epochs.other", "a batch has leader epoch {epoch}, the checkpoint has {known}")
-_NO_TOPIC_ID = info("partition.topic-id", "the topic id is missing")
 
 _TRIES = 3  # reads of a segment that seems damaged while another process may change it
 _CHECKPOINTS = (names.RECOVERY_POINTS, names.LOG_START_OFFSETS, names.CLEANER_OFFSETS)  # in the order of `Vouched`
@@ -171,10 +139,10 @@ def _misplaced(storage: Storage, roots: Sequence[str]) -> Iterator[Finding]:
                 (leftover if marked else present)[partition].append(join(root, name))
     for partition, paths in sorted(present.items()):
         for path in paths[1:]:
-            yield _TWICE.found(path, partition=partition, other=paths[0])
+            yield finding("log-dir.twice", path, partition=partition, other=paths[0])
     for partition, paths in sorted(leftover.items()):
         for path in paths if partition not in present else ():
-            yield _LEFT_BY_MOVE.found(path, partition=partition)
+            yield finding("log-dir.moved", path, partition=partition)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +179,12 @@ class _Check:
                 continue
             is_changing = each.endswith(("-delete", "-stray", "-future"))
             is_temporary = each.endswith(names.TEMPORARY)
-            code = _BEING_CHANGED if is_changing else _LEFT_CHECKPOINT if is_temporary else _STRAY_IN_ROOT
-            found.append(code.found(join(root, each)))
+            code = "log-dir.changing" if is_changing else "log-dir.leftover" if is_temporary else "log-dir.stray"
+            found.append(finding(code, join(root, each)))
         if not partitions and names.META_PROPERTIES not in there:
-            found.append(_NO_DATA.found(root))
+            found.append(finding("log-dir.empty", root))
         for name in sorted(vouched.keys() - partitions.keys()):
-            found.append(_UNKNOWN_PARTITION.found(root, partition=name))
+            found.append(finding("checkpoint.unknown-partition", root, partition=name))
         for name in sorted(partitions):
             directory = join(root, partitions[name])
             try:
@@ -272,9 +240,11 @@ class _Check:
         findings += _as_far_as_read(directory, self._metadata(directory))
         if all(report.is_read for report in reports):
             end = reports[-1].next_offset if reports else None
-            for code, offset in zip((_FLUSHED_LOST, _START_PAST_END, _CLEANED_PAST_END), vouched, strict=True):
+            for code, offset in zip(
+                ("checkpoint.recovery-point", "checkpoint.log-start", "checkpoint.cleaner"), vouched, strict=True
+            ):
                 if offset is not None and end is not None and offset > end:
-                    findings.append(code.found(directory, offsets=(end, offset), checkpoint=offset, next_offset=end))
+                    findings.append(finding(code, directory, offsets=(end, offset), checkpoint=offset, next_offset=end))
             findings += _as_far_as_read(directory, check_producers(self.storage, directory, there, reports))
         return findings
 
@@ -313,11 +283,11 @@ class _Check:
             yield damaged(error, path)
             return
         if any(later[0] <= before[0] or later[1] <= before[1] for before, later in pairwise(entries)):
-            yield _EPOCHS_DISORDER.found(path)
+            yield finding("epochs.disorder", path)
             return
         epochs, log_start = LeaderEpochs(tuple(entries)), vouched.log_start_offset
         if not was_clean and entries and entries[0][1] > (log_start or 0):
-            yield _EPOCHS_ABOVE_START.found(path, epochs_from=entries[0][1], log_start_offset=log_start)
+            yield finding("epochs.above-log-start", path, epochs_from=entries[0][1], log_start_offset=log_start)
             log_start = entries[0][1]
         for report in reports:
             for found in report.epochs:
@@ -327,14 +297,14 @@ class _Check:
                 known = epochs.epoch_at(offset)
                 if known != found.epoch:
                     log, offsets = report.place.path(names.LOG), (offset, offset + 1)
-                    yield _OTHER_EPOCH.found(path, offsets=offsets, epoch=found.epoch, known=known, path=log)
+                    yield finding("epochs.other", path, offsets=offsets, epoch=found.epoch, known=known, path=log)
                     break
 
     def _metadata(self, directory: str) -> Iterator[Finding]:
         path = join(directory, names.PARTITION_METADATA)
         try:
             if checkpoints.read_topic_id(self.storage, directory) is None:
-                yield _NO_TOPIC_ID.found(path)
+                yield finding("partition.topic-id", path)
         except Corrupt as error:
             yield damaged(error, path)
 
@@ -345,7 +315,7 @@ def _overlaps(reports: Sequence[SegmentReport]) -> Iterator[Finding]:
         first, end = report.first_offset, before.next_offset
         if first is not None and first < min(report.place.base_offset, end):
             path = report.place.path(names.LOG)
-            yield _OVERLAP.found(path, at=0, offsets=(first, end), first_offset=first, end_before=end)
+            yield finding("log.overlaps-previous", path, at=0, offsets=(first, end), first_offset=first, end_before=end)
 
 
 def _as_far_as_read(directory: str, findings: Iterator[Finding]) -> Iterator[Finding]:
@@ -361,13 +331,13 @@ def _of_names(directory: str, there: Sequence[str], bases: set[int], *, was_clea
         if name in _OF_A_PARTITION:
             continue
         if name.endswith(names.DELETED):
-            yield _DELETED_FILE.found(path)
+            yield finding("partition.deleting", path)
         elif name.endswith(_ON_THE_WAY):
-            yield _LEFT_FILE.found(path, severity=None if was_clean else Severity.INFO)
+            yield finding("partition.leftover", path, severity=None if was_clean else Severity.INFO)
         elif parsed is None or parsed[1] not in (*names.SEGMENT_SUFFIXES, names.PRODUCER_SNAPSHOT):
-            yield _STRAY_FILE.found(path)
+            yield finding("partition.stray", path)
         elif parsed[1] in names.SEGMENT_SUFFIXES and parsed[0] not in bases:
-            yield _INDEX_ALONE.found(path, severity=None if was_clean else Severity.INFO)
+            yield finding("partition.index-alone", path, severity=None if was_clean else Severity.INFO)
 
 
 def _offset_to_compare(found: EpochRange, epochs: LeaderEpochs, log_start_offset: int | None) -> int | None:

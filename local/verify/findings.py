@@ -1,16 +1,17 @@
 """The result of a check: a finding, with a code that names the broken rule.
 
-Each check declares its codes. `CODES` has them all once the checks are imported; ``docs/reference/findings.md`` is
-generated from it.
+``findings.json`` is the catalog of the codes; ``docs/reference/findings.md`` is generated from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
-from functools import partial
+from importlib.resources import files
 from string import Formatter
+
+import msgspec
 
 from local.errors import AccessDenied, Corrupt, DiskFailed
 from local.storage.storage import PASSING
@@ -81,68 +82,64 @@ class Finding:
         return self.code.partition(".")[0]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FindingCode:
-    """The declaration of a code, such as ``log.torn-end``: the check, a dot, the rule.
+    """A code of the catalog, such as ``log.torn``: the check, a dot, the rule.
 
     `severity` and `next_step` are the usual ones. `text` and `next_step` may have names of facts in braces.
     """
 
-    code: str
+    severity: str
     text: str
     next_step: str = ""
-    severity: Severity = field(kw_only=True)
-
-    def __post_init__(self) -> None:
-        CODES[self.code] = self
-
-    def found(
-        self,
-        where: str,
-        *,
-        severity: Severity | None = None,
-        what: str | None = None,
-        next_step: str | None = None,
-        at: int | None = None,
-        offsets: tuple[int, int] | None = None,
-        is_unread: bool = False,
-        key: str = "",
-        topics: tuple[str, ...] = (),
-        **facts: object,
-    ) -> Finding:
-        """Return a finding. Facts that its text does not use follow it as ``name=value``. `what` replaces it."""
-        return Finding(
-            code=self.code,
-            severity=self.severity if severity is None else severity,
-            where=where,
-            what=self.message(**facts) if what is None else what,
-            next_step=_filled(self.next_step, facts) if next_step is None else next_step,
-            at=at,
-            offsets=offsets,
-            is_unread=is_unread,
-            key=key,
-            topics=topics,
-        )
-
-    def message(self, **facts: object) -> str:
-        if not facts:
-            return self.text
-        named = {name for text in (self.text, self.next_step) for _, name, _, _ in Formatter().parse(text)}
-        others = " ".join(f"{name}={value}" for name, value in facts.items() if name not in named)
-        text = _filled(self.text, facts)
-        return f"{text}: {others}" if others else text
 
 
-CODES: dict[str, FindingCode] = {}
+# The catalog, by the group of commands that report the codes.
+CATALOG = msgspec.json.decode(
+    files(__package__).joinpath("findings.json").read_bytes(), type=dict[str, dict[str, FindingCode]]
+)
+CODES = {code: known for codes in CATALOG.values() for code, known in codes.items()}
 
 
-info = partial(FindingCode, severity=Severity.INFO)
-warning = partial(FindingCode, severity=Severity.WARNING)
-error = partial(FindingCode, severity=Severity.ERROR)
-corrupt = partial(FindingCode, severity=Severity.CORRUPT)
+def finding(
+    code: str,
+    where: str,
+    *,
+    severity: Severity | None = None,
+    what: str | None = None,
+    next_step: str | None = None,
+    at: int | None = None,
+    offsets: tuple[int, int] | None = None,
+    is_unread: bool = False,
+    key: str = "",
+    topics: tuple[str, ...] = (),
+    **facts: object,
+) -> Finding:
+    """Return a finding. Facts that no text names follow it as ``name=value``. `what` replaces the text."""
+    known = CODES[code]
+    return Finding(
+        code=code,
+        severity=Severity[known.severity.upper()] if severity is None else severity,
+        where=where,
+        what=message(code, **facts) if what is None else what,
+        next_step=_filled(known.next_step, facts) if next_step is None else next_step,
+        at=at,
+        offsets=offsets,
+        is_unread=is_unread,
+        key=key,
+        topics=topics,
+    )
 
-DAMAGED = corrupt("bytes.damaged", "bytes contradict their format or their checksum")
-UNREADABLE = corrupt("file.unreadable", "the file is unreadable, {attempt}")
+
+def message(code: str, **facts: object) -> str:
+    """The text of a code with these facts."""
+    known = CODES[code]
+    if not facts:
+        return known.text
+    named = {name for text in (known.text, known.next_step) for _, name, _, _ in Formatter().parse(text)}
+    others = " ".join(f"{name}={value}" for name, value in facts.items() if name not in named)
+    text = _filled(known.text, facts)
+    return f"{text}: {others}" if others else text
 
 
 def passed(check: str, what: str, where: str = "", *, severity: Severity = Severity.OK) -> Finding:
@@ -162,13 +159,14 @@ def unreadable(error: DiskFailed | AccessDenied, path: str) -> Finding:
         raise error
     severity = Severity.CORRUPT if isinstance(error, DiskFailed) else Severity.WARNING
     where = str(error.facts.get("path", path))
-    return UNREADABLE.found(where, severity=severity, attempt=error.attempt, cause=cause)
+    return finding("file.unreadable", where, severity=severity, attempt=error.attempt, cause=cause)
 
 
 def damaged(error: Corrupt, path: str, *, offsets: tuple[int, int] | None = None, is_unread: bool = False) -> Finding:
     facts = " ".join(f"{name}={value}" for name, value in error.facts.items() if name not in ("path", "at"))
     at = error.facts.get("at")
-    return DAMAGED.found(
+    return finding(
+        "bytes.damaged",
         path,
         what=f"{error.attempt}: {facts}" if facts else error.attempt,
         at=at if isinstance(at, int) else None,

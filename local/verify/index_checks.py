@@ -26,24 +26,7 @@ from local.index import offset_index, time_index
 from local.log import recovery
 from local.names import OFFSET_INDEX, TIME_INDEX, parse_segment_file
 from local.storage import SegmentFiles, Storage, join, parent
-from local.verify.findings import Finding, FindingCode, Severity, corrupt, info, warning
-
-_DISORDER = corrupt("offset-index.disorder", "index entry out of order")
-_NO_BATCH_START = corrupt("offset-index.position", "the position of an index entry is not the start of a batch")
-_NOT_LAST_OFFSET = corrupt("offset-index.offset", "the offset of an index entry is not the last offset of its batch")
-_WHOLE_APPENDS = info("offset-index.appends", "the index entries cover whole appends, as Kafka up to 4.0 writes them")
-_GAP = warning("offset-index.gap", "the index has no entry for {bytes} bytes of the log")
-_TIME_DISORDER = corrupt("time-index.disorder", "time index entry out of order")
-_TIME_NOT_LAST_OFFSET = corrupt(
-    "time-index.offset", "the offset of a time index entry is not the last offset of a batch"
-)
-_NOT_LARGEST = corrupt("time-index.timestamp", "the timestamp of a time index entry is not the largest so far")
-_TIME_WHOLE_APPENDS = info(
-    "time-index.appends", "the time index entries cover whole appends, as Kafka up to 4.0 writes them"
-)
-_TIME_INCOMPLETE = warning("time-index.incomplete", "the last entry is missing")
-_SIZE = corrupt("index.size", "the size is not a multiple of {entry_bytes} bytes")
-_EMPTY_SLOTS = info("index.empty-slots", "{slots} empty slots at the end")
+from local.verify.findings import Finding, Severity, finding, message
 
 FINDINGS_MAX = 5  # of one kind and file; further findings are only counted
 INTERVAL_BYTES = offset_index.INTERVAL_BYTES
@@ -61,19 +44,19 @@ def check_offset_index(
     bad = relative < 0
     bad[1:] |= (np.diff(offsets) <= 0) | (np.diff(positions) <= 0)
     report = partial(_findings_of_entries, entry_bytes=offset_index.ENTRY_BYTES, offsets=offsets, path=path)
-    found += report(_DISORDER, bad)
+    found += report("offset-index.disorder", bad)
     row = np.searchsorted(batches.positions, positions)
     is_start = _at(batches.positions, row, -1) == positions
-    found += report(_NO_BATCH_START, ~is_start & ~bad)
+    found += report("offset-index.position", ~is_start & ~bad)
     own = _at(batches.last_offsets, row, -1)
     following = np.append(positions[1:], batches.valid_bytes)
     append_row = np.searchsorted(batches.last_offsets, offsets)
     is_append = (_at(batches.last_offsets, append_row, -1) == offsets) & (append_row > row)
     is_append &= _at(batches.positions, append_row, batches.valid_bytes) < following
     checked = is_start & ~bad
-    found += report(_NOT_LAST_OFFSET, checked & (own != offsets) & ~is_append, expected=own)
+    found += report("offset-index.offset", checked & (own != offsets) & ~is_append, expected=own)
     if (checked & (own != offsets) & is_append).any():
-        found.append(_WHOLE_APPENDS.found(path))
+        found.append(finding("offset-index.appends", path))
     return [*found, *_gaps(positions, batches, path, interval_bytes)]
 
 
@@ -87,20 +70,20 @@ def check_time_index(
     bad = relative < 0
     bad[1:] |= (np.diff(timestamps) <= 0) | (np.diff(offsets) < 0)
     report = partial(_findings_of_entries, entry_bytes=time_index.ENTRY_BYTES, offsets=offsets, path=path)
-    found += report(_TIME_DISORDER, bad)
+    found += report("time-index.disorder", bad)
     row = np.searchsorted(batches.last_offsets, offsets)
     is_last = _at(batches.last_offsets, row, -1) == offsets
-    found += report(_TIME_NOT_LAST_OFFSET, ~is_last & ~bad)
+    found += report("time-index.offset", ~is_last & ~bad)
     so_far = np.maximum.accumulate(batches.max_timestamps) if len(batches) else batches.max_timestamps
     largest = _at(so_far, row, -1)
     checked = is_last & ~bad
     wrong = checked & (largest != timestamps)
-    found += report(_NOT_LARGEST, wrong, expected=largest)
+    found += report("time-index.timestamp", wrong, expected=largest)
     if (checked & ~wrong & (_at(batches.max_timestamps, row, -1) != timestamps)).any():
-        found.append(_TIME_WHOLE_APPENDS.found(path))
+        found.append(finding("time-index.appends", path))
     last = int(so_far[-1]) if len(so_far) else 0
     if not is_active and last > 0 and (not len(timestamps) or timestamps[-1] < last):
-        found.append(_TIME_INCOMPLETE.found(path, at=len(whole), largest_timestamp=last))
+        found.append(finding("time-index.incomplete", path, at=len(whole), largest_timestamp=last))
     return found
 
 
@@ -114,16 +97,16 @@ def _whole(data: bytes, entry_bytes: int, path: str) -> tuple[list[Finding], byt
     found: list[Finding] = []
     if len(data) % entry_bytes:
         at = len(data) - len(data) % entry_bytes
-        found.append(_SIZE.found(path, at=at, entry_bytes=entry_bytes))
+        found.append(finding("index.size", path, at=at, entry_bytes=entry_bytes))
         data = data[:at]
     used = without_zeros(data, entry_bytes)
     if len(used) < len(data):
-        found.append(_EMPTY_SLOTS.found(path, at=len(used), slots=(len(data) - len(used)) // entry_bytes))
+        found.append(finding("index.empty-slots", path, at=len(used), slots=(len(data) - len(used)) // entry_bytes))
     return found, used
 
 
 def _findings_of_entries(
-    code: FindingCode,
+    code: str,
     rows: NDArray[np.bool_],
     *,
     entry_bytes: int,
@@ -135,11 +118,11 @@ def _findings_of_entries(
     marked = np.flatnonzero(rows).tolist()
     for at in marked[:FINDINGS_MAX]:
         offset = int(offsets[at])
-        what = None if expected is None else code.message(expected=int(expected[at]))
+        what = None if expected is None else message(code, expected=int(expected[at]))
         offsets_of = (offset, offset + 1) if offset >= 0 else None
-        yield code.found(path, what=what, at=at * entry_bytes, offsets=offsets_of)
+        yield finding(code, path, what=what, at=at * entry_bytes, offsets=offsets_of)
     if len(marked) > FINDINGS_MAX:
-        yield code.found(path, what=f"{code.text}: {len(marked) - FINDINGS_MAX} more")
+        yield finding(code, path, what=f"{message(code)}: {len(marked) - FINDINGS_MAX} more")
 
 
 def _gaps(positions: NDArray[np.int64], batches: BatchTable, path: str, interval_bytes: int) -> Iterator[Finding]:
@@ -151,7 +134,9 @@ def _gaps(positions: NDArray[np.int64], batches: BatchTable, path: str, interval
     if gap > _GAP_REPORTED * interval_bytes:
         severity = Severity.WARNING if gap > _GAP_ODD * interval_bytes else Severity.INFO
         at = int(gaps.argmax()) * offset_index.ENTRY_BYTES
-        yield _GAP.found(path, severity=severity, at=at, bytes=int(gaps.max()), interval=interval_bytes)
+        yield finding(
+            "offset-index.gap", path, severity=severity, at=at, bytes=int(gaps.max()), interval=interval_bytes
+        )
 
 
 def _at(values: NDArray[np.int64], rows: NDArray[np.intp], missing: int) -> NDArray[np.int64]:

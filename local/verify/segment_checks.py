@@ -26,33 +26,11 @@ from local.records.batch import Marker, read_marker
 from local.records.batch_runs import BatchRuns, Run
 from local.segment.segment import RELATIVE_OFFSET_MAX
 from local.storage import Storage, StorageFile, join
-from local.verify.findings import DAMAGED, Finding, FindingCode, Severity, corrupt, damaged, info, unreadable, warning
+from local.verify.findings import CODES, Finding, Severity, damaged, finding, message, unreadable
 from local.verify.index_checks import check_offset_index, check_time_index
 
-BEGINS_BELOW = warning(
-    "log.begins-below", "the segment begins below the offset of its file name; the next start renames it"
-)
-BEGINS_BELOW_INSIDE = warning(
-    "log.begins-below-inside",
-    "the segment begins below the offset of its file name; readers find its records under this name, and a recovery "
-    "renames it",
-)
-TOO_WIDE = warning("log.too-wide", "the segment spans more than 2^31-1 offsets; the next start splits it")
-_OVERLAPS_NEXT = corrupt("log.overlaps-next", "a batch overlaps the next segment")
-_TORN_ACTIVE = info("log.torn-active", "the file ends inside a batch, recovery removes the partial batch")
-_TORN = corrupt("log.torn", "the file ends inside a batch")
-_INVALID_END = corrupt("log.invalid-end", "the bytes after the last batch are no batch")
-_NO_INDEX = warning("index.missing", "the index is missing; the next start rebuilds it")
-_TXN_TORN = warning("txn-index.torn", "the file ends inside an entry, the partial entry is ignored")
 OnBytes = Callable[[int], None]
-_SNAPSHOT_PAST_END = warning("snapshot.past-end", "the snapshot is past the end of the log")
-_UNKNOWN_PRODUCER = warning("snapshot.unknown-producer", "the snapshot names a producer that is not in the log")
-_STALE = warning("snapshot.stale", "the snapshot is stale")
-_LACKS_OPEN = warning("snapshot.incomplete", "the snapshot lacks producers with an open transaction")
-_WRONG_ABORTED = corrupt("txn-index.cleaned", "an entry exposes an aborted record, or hides another record")
-_LACKS_ABORTED = corrupt("txn-index.missing", "the index lacks an aborted transaction")
-_NOT_ABORTED = warning("txn-index.unknown", "the log has no aborted transaction for this entry")
-_ONCE = (BEGINS_BELOW, BEGINS_BELOW_INSIDE, TOO_WIDE)
+_ONCE = ("log.begins-below", "log.begins-below-inside", "log.too-wide")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,16 +77,14 @@ class SegmentReport:
     is_sparse: bool = False
     said: SegmentTransactions | None = None
 
-    def add(
-        self, code: FindingCode, run: Run, row: int, *, what: str | None = None, severity: Severity | None = None
-    ) -> None:
+    def add(self, code: str, run: Run, row: int, *, what: str | None = None, severity: Severity | None = None) -> None:
         """Add a finding about the batch of a row; a code of `_ONCE` only once."""
-        if code in _ONCE and any(each.code == code.code for each in self.findings):
+        if code in _ONCE and any(each.code == code for each in self.findings):
             return
         header = run.table.row(row)
         offsets = header.base_offset, max(header.next_offset, header.base_offset)
         at = run.position + int(run.table.positions[row])
-        found = code.found(self.place.path(names.LOG), what=what, severity=severity, at=at, offsets=offsets)
+        found = finding(code, self.place.path(names.LOG), what=what, severity=severity, at=at, offsets=offsets)
         self.findings.append(found)
 
 
@@ -134,7 +110,7 @@ def _walk(file: StorageFile, report: SegmentReport, *, deep: bool, on_bytes: OnB
         tables.append(run.table.moved(run.position))
         if run.damage is not None:
             is_tail = run.position + len(run.data) >= walk.size_bytes
-            report.add(DAMAGED, run, 0, what=run.damage, severity=_severity(report.place, run, is_tail=is_tail))
+            report.add("bytes.damaged", run, 0, what=run.damage, severity=_severity(report.place, run, is_tail=is_tail))
         if run.is_readable:
             _check_offsets(run, report)
             _collect_epochs(run.table, report)
@@ -154,12 +130,12 @@ def _check_offsets(run: Run, report: SegmentReport) -> None:
     table, place = run.table, report.place
     first, last = int(table.base_offsets[0]), int(table.last_offsets.max())
     if first < place.base_offset:
-        report.add(BEGINS_BELOW if place.next_base is None else BEGINS_BELOW_INSIDE, run, 0)
+        report.add("log.begins-below" if place.next_base is None else "log.begins-below-inside", run, 0)
     if last - place.base_offset > RELATIVE_OFFSET_MAX:
-        report.add(TOO_WIDE, run, int((table.last_offsets - place.base_offset > RELATIVE_OFFSET_MAX).argmax()))
+        report.add("log.too-wide", run, int((table.last_offsets - place.base_offset > RELATIVE_OFFSET_MAX).argmax()))
     if place.next_base is not None and last >= place.next_base:
         row = int((table.last_offsets >= place.next_base).argmax())
-        report.add(_OVERLAPS_NEXT, run, row, what=_OVERLAPS_NEXT.message(next_base_offset=place.next_base))
+        report.add("log.overlaps-next", run, row, what=message("log.overlaps-next", next_base_offset=place.next_base))
     expected = place.base_offset if report.first_offset is None else report.next_offset
     starts = np.concatenate(([expected], table.last_offsets[:-1] + 1))
     spans = table.last_offsets - table.base_offsets + 1
@@ -179,7 +155,7 @@ def _collect_produced(run: Run, report: SegmentReport) -> None:
                 markers[at] = read_marker(run.data, int(run.table.positions[row]))
             except Corrupt as error:
                 markers[at] = None
-                report.add(DAMAGED, run, row, what=error.attempt)
+                report.add("bytes.damaged", run, row, what=error.attempt)
     if has_producer.any():
         report.produced.append((run.table.select(has_producer), markers))
 
@@ -209,7 +185,7 @@ def _check_records(run: Run, report: SegmentReport) -> None:
             try:
                 kernels.decode_columns(run.data, verify=False, include_control=True, table=one)
             except Corrupt as error:
-                report.add(DAMAGED, run, row, what=error.attempt)
+                report.add("bytes.damaged", run, row, what=error.attempt)
 
 
 def _end(walk: BatchRuns, report: SegmentReport) -> Finding:
@@ -217,11 +193,11 @@ def _end(walk: BatchRuns, report: SegmentReport) -> Finding:
     place, at, remaining = report.place, walk.position, walk.size_bytes - walk.position
     path, is_unflushed = place.path(names.LOG), place.next_base is None and report.next_offset >= place.durable_to
     if is_unflushed and place.may_be_torn:
-        return _TORN_ACTIVE.found(path, at=at, bytes=remaining)
+        return finding("log.torn-active", path, at=at, bytes=remaining)
     if walk.is_torn:
         severity = Severity.WARNING if is_unflushed else Severity.CORRUPT
-        return _TORN.found(path, severity=severity, at=at, bytes=remaining)
-    return _INVALID_END.found(path, at=at, what=f"{walk.problem}: bytes={remaining}")
+        return finding("log.torn", path, severity=severity, at=at, bytes=remaining)
+    return finding("log.invalid-end", path, at=at, what=f"{walk.problem}: bytes={remaining}")
 
 
 def _severity(place: SegmentPlace, run: Run, *, is_tail: bool) -> Severity:
@@ -253,7 +229,7 @@ def _of_indexes(
         path = place.path(suffix)
         if data is None:
             if suffix != names.TXN_INDEX:
-                yield _NO_INDEX.found(path, severity=Severity.INFO if place.may_be_torn else Severity.WARNING)
+                yield finding("index.missing", path, severity=Severity.INFO if place.may_be_torn else Severity.WARNING)
         elif suffix == names.OFFSET_INDEX:
             yield from check_offset_index(data, place.base_offset, batches, path=path, interval_bytes=interval_bytes)
         elif suffix == names.TIME_INDEX:
@@ -264,9 +240,9 @@ def _of_indexes(
                 report.aborted = txn_index.entries(data, path=path)
             except Corrupt as error:
                 at = error.facts.get("at")
-                yield DAMAGED.found(path, what=error.attempt, at=at if isinstance(at, int) else None)
+                yield finding("bytes.damaged", path, what=error.attempt, at=at if isinstance(at, int) else None)
             if torn := len(data) % txn_index.ENTRY_BYTES:
-                yield _TXN_TORN.found(path, at=len(data) - torn, bytes=torn)
+                yield finding("txn-index.torn", path, at=len(data) - torn, bytes=torn)
 
 
 # -- producers: snapshots and transaction indexes, compared with a replay of all batches
@@ -314,8 +290,8 @@ def check_producers(
         carried.add(report)
     for offset in sorted(snapshots):
         if offset > end:
-            yield _SNAPSHOT_PAST_END.found(
-                join(directory, segment_file(offset, names.PRODUCER_SNAPSHOT)), next_offset=end
+            yield finding(
+                "snapshot.past-end", join(directory, segment_file(offset, names.PRODUCER_SNAPSHOT)), next_offset=end
             )
     if end in snapshots and end != reports[-1].place.base_offset:
         yield from _compare(directory, end, snapshots[end], state, is_whole, is_cleaned=is_cleaned)
@@ -345,7 +321,7 @@ def _check_cleaned(path: str, severity: Severity, report: SegmentReport, carried
     problem = problem or carried_problem(report.aborted, report.said, carried.open_from, carried.ended)
     if problem is not None:
         offsets = report.place.base_offset, report.next_offset
-        yield _WRONG_ABORTED.found(path, what=problem, severity=severity, offsets=offsets)
+        yield finding("txn-index.cleaned", path, what=problem, severity=severity, offsets=offsets)
 
 
 def _replay(state: ProducerState, report: SegmentReport) -> set[tuple[int, int, int]]:
@@ -365,10 +341,10 @@ def _compare_aborted(
     """Compare the index with the replay, which does not know transactions that began below `known_from`."""
     found = {(each.producer_id, each.first_offset, each.last_offset) for each in report.aborted}
     for producer, begin, last in sorted(expected - found):
-        yield _LACKS_ABORTED.found(path, severity=severity, offsets=(begin, last + 1), producer_id=producer)
+        yield finding("txn-index.missing", path, severity=severity, offsets=(begin, last + 1), producer_id=producer)
     for producer, begin, last in sorted(found - expected):
         if known_from is None or begin >= known_from:
-            yield _NOT_ABORTED.found(path, offsets=(begin, last + 1), producer_id=producer)
+            yield finding("txn-index.unknown", path, offsets=(begin, last + 1), producer_id=producer)
 
 
 def _compare(
@@ -387,7 +363,7 @@ def _compare(
         known = replayed.get(entry.producer_id)
         if known is None:
             if is_whole and not is_cleaned:
-                yield _UNKNOWN_PRODUCER.found(path, producer_id=entry.producer_id)
+                yield finding("snapshot.unknown-producer", path, producer_id=entry.producer_id)
             continue
         if entry.producer_epoch != known.producer_epoch:
             is_behind = entry.producer_epoch < known.producer_epoch
@@ -399,11 +375,11 @@ def _compare(
             snapshot, log = getattr(entry, field_name), getattr(known, field_name)
             if snapshot != log:
                 facts = f"producer_id={entry.producer_id} {field_name}={snapshot} in_the_log={log}"
-                yield _STALE.found(path, what=f"{_STALE.text}: {facts}")
+                yield finding("snapshot.stale", path, what=f"{CODES['snapshot.stale'].text}: {facts}")
                 break
     if is_cleaned:
         return
     missing = replayed.keys() - {entry.producer_id for entry in entries}
     open_ones = [each for each in sorted(missing) if replayed[each].transaction_first_offset >= 0]
     if open_ones:
-        yield _LACKS_OPEN.found(path, producer_ids=open_ones[:5])
+        yield finding("snapshot.incomplete", path, producer_ids=open_ones[:5])

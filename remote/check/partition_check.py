@@ -34,7 +34,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
-from local.verify.findings import Finding, FindingCode, Severity, corrupt, damaged, info, warning
+from local.verify.findings import Finding, Severity, damaged, finding, message
 from remote.fetch.segment_check import unreadable
 from remote.gc.fork_references import named_by_forks
 from remote.keys import (
@@ -71,33 +71,6 @@ from remote.manifest.sealing import is_sealed
 from remote.manifest.view import STORED_VIEW
 from remote.segment_entry import SegmentEntry, SegmentState
 from remote.store import Body, ObjectInfo, ObjectStore
-
-_UNREAD = warning("manifest.no-key", "the key ring lacks the key of the manifests")
-_UNSEALED = warning(
-    "manifest.unsealed",
-    "manifests of an encrypted topic are not sealed: they are not authenticated and contain plain checksums",
-)
-_NO_MANIFEST = corrupt("manifest.missing", "the partition has segment objects and no manifest")
-_GAP = corrupt("manifest.gap", "manifests are missing")
-_LOW_BOUNDARY = corrupt("manifest.gc-boundary", "a GC boundary is lower than an earlier one")
-_LISTED_MANIFEST = corrupt("manifest.listed", "a manifest was listed and does not exist")
-_MISNAMED = corrupt("manifest.name", "a manifest has the name of another manifest")
-_REFUSED = corrupt("manifest.refused", "readers refuse this manifest, {contradiction}")
-_SEAL_LOST = corrupt("manifest.seal-lost", "a manifest is not sealed and an older manifest is sealed: forged")
-_NO_PARENT = corrupt("manifest.parent", "a manifest does not follow its parent")
-_EPOCH_SKIPPED = corrupt("manifest.epoch", "the writer epoch skips a number")
-_TWO_WRITERS = corrupt("manifest.two-writers", "two writers in one epoch")
-_LOSES_OBJECTS = corrupt("manifest.loses-objects", "a manifest loses objects or offsets of its parent")
-_NAMED_AGAIN = corrupt("manifest.named-again", "a manifest names an object again after it was unlinked")
-_NO_PAGE = corrupt("page.missing", "a manifest names a manifest page that does not exist")
-_PAGE_SUMMARY = corrupt("page.summary", "a manifest contradicts the entries of a manifest page: {field}")
-_UNKNOWN_OBJECT = warning("object.unknown", "unknown object, it has no name of this layout")
-_UNNAMED_OBJECTS = info("object.unnamed", "{kind}")
-_UNKNOWN_EPOCH = corrupt("object.epoch", "the object has an epoch that no manifest has")
-_DELETE_NAMED = corrupt("object.pending-delete", "the object is a pending delete and a segment entry still names it")
-_NO_OBJECT = corrupt("object.missing", "a segment entry names an object that does not exist")
-_OTHER_SIZE = corrupt("object.size", "an object is damaged, its size differs")
-_HOLE = warning("segment.hole", "no segment entry covers these offsets")
 
 T = TypeVar("T")
 OTHERS_MAX = 3  # objects read to distinguish one refused object from a store that refuses all
@@ -202,22 +175,22 @@ class _Check:
             if "key_id" not in error.facts:
                 raise
             # Without the key nothing is known of this partition, so nothing of it can be wrong.
-            report.findings.append(_UNREAD.found(self._prefix, what=str(error), is_unread=True))
+            report.findings.append(finding("manifest.no-key", self._prefix, what=str(error), is_unread=True))
             report.is_unread = True
             return report
         self._check_chain(manifests)
         report.manifest = manifests[-1] if manifests else None
         if report.manifest is not None and lacks_seal(report.manifest):
             step = f"upgrade all readers, then: tiered rotate-keys {report.manifest.topic}"
-            report.findings.append(_UNSEALED.found(self._prefix + MANIFESTS, next_step=step))
+            report.findings.append(finding("manifest.unsealed", self._prefix + MANIFESTS, next_step=step))
         self._classify(listed)
         if report.manifest is not None:
             for key in sorted(self._waiting(report.manifest) & self._named_keys(report.manifest)):
-                self._wrong(key, _DELETE_NAMED)
+                self._wrong(key, "object.pending-delete")
             self._check_pages(report.manifest)
             self._check_rows(report.manifest, listed)
         elif listed:
-            self._wrong("", _NO_MANIFEST, objects=len(listed))
+            self._wrong("", "manifest.missing", objects=len(listed))
         return report
 
     def _manifests(self, listed: dict[str, ObjectInfo]) -> Iterator[Manifest]:
@@ -226,9 +199,9 @@ class _Check:
         names = [sequence for sequence in names if sequence > gc_boundary]
         for before, after in pairwise(names):
             if after != before + 1:
-                self._wrong(MANIFESTS, _GAP, from_sequence=before + 1, to_sequence=after)
+                self._wrong(MANIFESTS, "manifest.gap", from_sequence=before + 1, to_sequence=after)
         if names and names[0] != gc_boundary + 1:
-            self._wrong(MANIFESTS, _GAP, from_sequence=gc_boundary + 1, to_sequence=names[0])
+            self._wrong(MANIFESTS, "manifest.gap", from_sequence=gc_boundary + 1, to_sequence=names[0])
         for sequence in names:
             manifest = self._manifest(sequence)
             if manifest is not None:
@@ -252,7 +225,7 @@ class _Check:
             if upto is None:
                 continue
             if upto < reached:
-                self._wrong(key, _LOW_BOUNDARY, upto=upto, before=reached)
+                self._wrong(key, "manifest.gc-boundary", upto=upto, before=reached)
             reached = max(reached, upto)
         return reached
 
@@ -262,7 +235,7 @@ class _Check:
             body = self._asked(key, lambda: self._store.get(self._prefix + key))
         except NotFound:
             if is_listed:
-                self._wrong(key, _LISTED_MANIFEST)
+                self._wrong(key, "manifest.listed")
             return None
         if body is None:
             return None
@@ -271,7 +244,7 @@ class _Check:
         except Corrupt as error:
             manifest = self._salvaged(sequence, body, error)
         if manifest is not None and manifest.sequence != sequence:
-            self._wrong(key, _MISNAMED, sequence=manifest.sequence)
+            self._wrong(key, "manifest.name", sequence=manifest.sequence)
         return manifest
 
     def _salvaged(self, sequence: int, body: bytes, error: Corrupt) -> Manifest | None:
@@ -288,7 +261,7 @@ class _Check:
         for each in salvage.found:
             path = self._prefix + key if each.key is None else full_key(self._prefix, each.key)
             what = f"readers refuse this manifest, {each.what}: sequence={sequence} place={each.place}"
-            self._report.findings.append(_REFUSED.found(path, what=what, offsets=each.offsets))
+            self._report.findings.append(finding("manifest.refused", path, what=what, offsets=each.offsets))
             if each.key is not None and each.part in (Part.SEGMENTS, Part.VIEWS):
                 self._doubtful |= {each.key, each.key.partition(DATA_SUFFIX)[0] + INDEXES_SUFFIX}
         return salvage.manifest
@@ -300,17 +273,17 @@ class _Check:
             key = f"{MANIFESTS}{manifest.sequence:020d}"
             if before is not None and before.sequence + 1 == manifest.sequence:
                 if before.seal_key_id is not None and manifest.seal_key_id is None:
-                    self._wrong(key, _SEAL_LOST)
+                    self._wrong(key, "manifest.seal-lost")
                 if manifest.parent_id != before.commit_id:
-                    self._wrong(key, _NO_PARENT, parent_id=manifest.parent_id)
+                    self._wrong(key, "manifest.parent", parent_id=manifest.parent_id)
                 if not before.epoch <= manifest.epoch <= before.epoch + 1:
-                    self._wrong(key, _EPOCH_SKIPPED, epoch=manifest.epoch, before=before.epoch)
+                    self._wrong(key, "manifest.epoch", epoch=manifest.epoch, before=before.epoch)
                 if manifest.epoch == before.epoch and manifest.writer_id != before.writer_id:
-                    self._wrong(key, _TWO_WRITERS, writer=manifest.writer_id, before=before.writer_id)
+                    self._wrong(key, "manifest.two-writers", writer=manifest.writer_id, before=before.writer_id)
                 if (loss := self._loss(before, manifest)) is not None:
-                    self._report.findings.append(_LOSES_OBJECTS.found(self._prefix + key, what=loss))
+                    self._report.findings.append(finding("manifest.loses-objects", self._prefix + key, what=loss))
             for name in sorted(unlinked & self._named_keys(manifest)):
-                self._wrong(name, _NAMED_AGAIN, sequence=manifest.sequence)
+                self._wrong(name, "manifest.named-again", sequence=manifest.sequence)
             unlinked |= self._waiting(manifest)
             before = manifest
 
@@ -331,7 +304,7 @@ class _Check:
                 entries += self._page_rows(page, reports_errors=reports_errors)
             except NotFound:
                 if reports_errors:
-                    self._wrong(page.key, _NO_PAGE)
+                    self._wrong(page.key, "page.missing")
             except Corrupt as error:
                 if reports_errors:
                     self._report.findings.append(damaged(error, self._prefix + page.key))
@@ -380,10 +353,10 @@ class _Check:
             if kind in (ObjectKind.FORKED, ObjectKind.ORPHAN, ObjectKind.IN_FLIGHT):
                 unnamed[kind] += facts.size_bytes
             elif kind is ObjectKind.UNKNOWN:
-                report.findings.append(_UNKNOWN_OBJECT.found(self._prefix + key, bytes=facts.size_bytes))
+                report.findings.append(finding("object.unknown", self._prefix + key, bytes=facts.size_bytes))
         for kind, size in sorted(unnamed.items(), key=lambda each: each[0].value):
             count = sum(each is kind for each in report.objects.values())
-            report.findings.append(_UNNAMED_OBJECTS.found(self._prefix, kind=kind.value, objects=count, bytes=size))
+            report.findings.append(finding("object.unnamed", self._prefix, kind=kind.value, objects=count, bytes=size))
 
     def _of_forks(self, listed: dict[str, ObjectInfo]) -> Collection[str]:
         """Return the objects that forks name; nothing if a fork cannot be read: its own check reports it."""
@@ -407,7 +380,7 @@ class _Check:
         if made_in is None:
             return ObjectKind.UNKNOWN
         if made_in > epoch:
-            self._wrong(key, _UNKNOWN_EPOCH, epoch=made_in, newest=epoch)
+            self._wrong(key, "object.epoch", epoch=made_in, newest=epoch)
         return ObjectKind.ORPHAN if made_in < epoch else ObjectKind.IN_FLIGHT
 
     def _check_pages(self, manifest: Manifest) -> None:
@@ -417,7 +390,7 @@ class _Check:
             except (Corrupt, *UNREADABLE):
                 continue  # reported with the entries
             if wrong_field is not None:
-                self._wrong(page.key, _PAGE_SUMMARY, field=wrong_field)
+                self._wrong(page.key, "page.summary", field=wrong_field)
 
     def _check_rows(self, manifest: Manifest, listed: dict[str, ObjectInfo]) -> None:
         reached = None
@@ -428,7 +401,7 @@ class _Check:
                 is_cleaned = is_compacted or entry.cleaned_through is not None
                 severity = Severity.INFO if is_cleaned else Severity.WARNING
                 end = entry.base_offset
-                hole = _HOLE.found(self._prefix, severity=severity, from_offset=reached, to_offset=end)
+                hole = finding("segment.hole", self._prefix, severity=severity, from_offset=reached, to_offset=end)
                 self._report.findings.append(hole)
             reached = entry.next_offset
         for entry in self._named_rows(manifest):
@@ -444,12 +417,12 @@ class _Check:
         try:
             facts = facts or self._asked(key, lambda: self._store.head(full_key(self._prefix, key)))
         except NotFound:
-            self._wrong(key, _NO_OBJECT, entry)
+            self._wrong(key, "object.missing", entry)
             return False
         if facts is None:
             return False
         if facts.size_bytes != size_bytes:
-            self._wrong(key, _OTHER_SIZE, entry, expected_bytes=size_bytes, found=facts.size_bytes)
+            self._wrong(key, "object.size", entry, expected_bytes=size_bytes, found=facts.size_bytes)
         return facts.size_bytes == size_bytes
 
     def _asked(self, key: str, ask: Callable[[], T], *, reports_errors: bool = True) -> T | None:
@@ -475,9 +448,9 @@ class _Check:
                 return True
         return False
 
-    def _wrong(self, key: str, code: FindingCode, entry: SegmentEntry | None = None, **facts: object) -> None:
+    def _wrong(self, key: str, code: str, entry: SegmentEntry | None = None, **facts: object) -> None:
         offsets = entry.offsets if entry is not None else None
-        found = code.found(full_key(self._prefix, key), offsets=offsets, what=code.message(**facts))
+        found = finding(code, full_key(self._prefix, key), offsets=offsets, what=message(code, **facts))
         self._report.findings.append(found)
 
 

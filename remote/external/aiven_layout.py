@@ -48,7 +48,7 @@ import msgspec
 import numpy as np
 
 from local.errors import AccessDenied, Corrupt, InvalidRequest, NotFound
-from local.verify.findings import damaged, warning
+from local.verify.findings import damaged, finding
 from remote.external.external_layout import (
     INDEXES,
     LOG,
@@ -80,7 +80,6 @@ _SECTIONS = {
     "producerSnapshot": "producers",
     "leaderEpoch": "epochs",
 }
-_NO_EPOCHS = warning("external.epochs", "{problem}: they are read from the batches")
 _NONCE_BYTES, _TAG_BYTES, _KEY_BYTES, _HASH_BYTES = 12, 16, 32, 64
 _PEM_BYTES_MAX = 1 << 20
 MANIFEST_BYTES_MAX = 16 << 20
@@ -152,8 +151,8 @@ class AivenFormat:
         except NotFound:
             return None  # deleted since it was listed
         except Corrupt as error:
-            finding = damaged(error, str(error.facts.get("object", data.key)))
-            return replace(segment, finding=finding, is_blocked=True)
+            damage = damaged(error, str(error.facts.get("object", data.key)))
+            return replace(segment, finding=damage, is_blocked=True)
         facts, indexes = manifest.facts, manifest.indexes or {}
         lengths = {_SECTIONS[kind]: each.length for kind, each in indexes.items() if kind in _SECTIONS and each.length}
         segment = replace(
@@ -173,7 +172,7 @@ class AivenFormat:
             max_timestamp_ms=facts.max_timestamp_ms,
             epochs=facts.epochs or None,
             stamp_ms=facts.copied_ms,
-            finding=_NO_EPOCHS.found(name, problem=facts.epochs_problem) if facts.epochs_problem else None,
+            finding=finding("external.epochs", name, problem=facts.epochs_problem) if facts.epochs_problem else None,
         )
 
 

@@ -14,17 +14,13 @@ from itertools import accumulate
 
 from local.errors import AccessDenied, Corrupt, LogError, NotFound, describe
 from local.index import offset_index
-from local.verify.findings import Finding, Severity, corrupt, damaged, warning
+from local.verify.findings import Finding, Severity, damaged, finding
 from remote.fetch.range_reader import RemotePartition
 from remote.keys import full_key
 from remote.segment_entry import SegmentEntry
 from remote.segments.index_bundle import SECTIONS, IndexBundle
 from remote.store import ObjectStore
 
-_DELETED_OBJECT = corrupt("object.deleted", "an object was deleted while it was being read")
-_NO_KEY = warning("object.no-key", "the key ring lacks the key of the object")
-_UNREADABLE_OBJECT = corrupt("object.unreadable", "cannot be read, {cause}")
-_INDEX_POSITION = corrupt("segment.index-position", "the segment entry has another position of an index")
 ReadRange = Callable[[int, int], memoryview]  # bytes [start, start + length) of one segment
 CheckContents = Callable[[str, SegmentEntry, IndexBundle, ReadRange], Iterable[Finding]]
 
@@ -45,11 +41,11 @@ def check_segment(
         path = str(error.facts.get("object", where))
         return [damaged(error, path, offsets=entry.offsets, is_unread=True)]
     except NotFound:
-        return [_DELETED_OBJECT.found(where, offsets=entry.offsets, is_unread=True)]
+        return [finding("object.deleted", where, offsets=entry.offsets, is_unread=True)]
     except AccessDenied as error:
         if "key_id" not in error.facts:
             raise
-        return [_NO_KEY.found(where, what=str(error), offsets=entry.offsets, is_unread=True)]
+        return [finding("object.no-key", where, what=str(error), offsets=entry.offsets, is_unread=True)]
 
 
 def unreadable(error: LogError, path: str, entry: SegmentEntry | None = None) -> Finding:
@@ -57,7 +53,7 @@ def unreadable(error: LogError, path: str, entry: SegmentEntry | None = None) ->
     severity = Severity.WARNING if isinstance(error, AccessDenied) else Severity.CORRUPT
     facts = {name: value for name, value in error.facts.items() if name not in ("store", "key")}
     offsets = entry.offsets if entry is not None else None
-    return _UNREADABLE_OBJECT.found(path, severity=severity, offsets=offsets, cause=describe(error.attempt, facts))
+    return finding("object.unreadable", path, severity=severity, offsets=offsets, cause=describe(error.attempt, facts))
 
 
 def _of_sections(prefix: str, entry: SegmentEntry, bundle: IndexBundle) -> Iterator[Finding]:
@@ -65,7 +61,9 @@ def _of_sections(prefix: str, entry: SegmentEntry, bundle: IndexBundle) -> Itera
     for name, start, length in zip(SECTIONS, accumulate(lengths, initial=0), lengths, strict=False):
         says = entry.indexes.get(name)
         if says is None or (says.start, says.length) != (start, length):
-            yield _INDEX_POSITION.found(full_key(prefix, entry.indexes_key), offsets=entry.offsets, section=name)
+            yield finding(
+                "segment.index-position", full_key(prefix, entry.indexes_key), offsets=entry.offsets, section=name
+            )
 
 
 def _of_contents(

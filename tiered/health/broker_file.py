@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from local.errors import InvalidRequest
-from local.verify.findings import Finding, Severity, error, warning
+from local.verify.findings import Finding, Severity, finding, message
 from tiered.config.config import Setting
 from tiered.config.properties import (
     BROKER_NAMES,
@@ -26,19 +26,6 @@ from tiered.config.properties import (
 )
 from tiered.health.lint import Subject, hints, unknown
 from tiered.node.problems import flat
-
-_INVALID = error("settings.broker-value", "{name}={value} is invalid, expected {expected}", "correct it")
-_OF_TOPICS = error("settings.of-topics", "{name} is a setting of topics: a broker ignores it", "set it on the topics")
-_REPEATED = warning(
-    "settings.repeated", "{name} has no effect: {other} in line {line} overrides it", "remove one of them"
-)
-_REFUSED = error("settings.broker-refused", "the settings contradict each other", "change one of the two")
-_NO_PLUGIN = error("settings.no-plugin", "{name}=true without {plugin}: the broker does not start", "set {plugin}")
-_COMPACTED = warning(
-    "settings.broker-compacted",
-    "Kafka brokers refuse remote.storage.enable=true on compacted topics, and this is their default",
-    "tier compacted topics with tiered adopt, which cleans them in a copy",
-)
 
 _UNITS = {"hours": 3_600_000, "minutes": 60_000}
 _LATER = ("log.flush.scheduler.interval.ms", "log.retention.check.interval.ms")
@@ -140,7 +127,9 @@ def lint_broker_file(path: str) -> list[Finding]:
     entries = read_entries(path)
     is_broker = any(each.name in _OF_BROKERS or each.name.startswith("log.") for each in entries)
     found = [
-        _REPEATED.found(f"{path}:{each.line}", key=each.name, name=each.name, other=other.name, line=other.line)
+        finding(
+            "settings.repeated", f"{path}:{each.line}", key=each.name, name=each.name, other=other.name, line=other.line
+        )
         for each, other in _overridden(entries)
     ]
     found += [finding for each in entries for finding in _of_entry(path, each, is_broker=is_broker)]
@@ -157,7 +146,7 @@ def lint_broker_file(path: str) -> list[Finding]:
         key = next((key for key in problem.facts if key in meant), "")
         where = effective[key].origin if key else path
         what = flat(problem.restated(problem.attempt, **_as_written(problem.facts, meant)))
-        return [*found, _REFUSED.found(where, key=meant[key].name if key else "", what=what)]
+        return [*found, finding("settings.broker-refused", where, key=meant[key].name if key else "", what=what)]
 
     def place(keys: Sequence[str]) -> str:
         return next((effective[key].origin for key in keys if key in meant), path)
@@ -216,11 +205,15 @@ def _of_entry(path: str, entry: Entry, *, is_broker: bool) -> Iterator[Finding]:
         _value(entry, name)
     except InvalidRequest as problem:
         expected = str(problem.facts.get("expected", "")).strip("'")
-        yield _INVALID.found(where, key=entry.name, name=entry.name, value=entry.value, expected=expected)
+        yield finding(
+            "settings.broker-value", where, key=entry.name, name=entry.name, value=entry.value, expected=expected
+        )
     if is_broker and entry.name in PROPERTIES and PROPERTIES[entry.name].is_per_topic and entry.name not in _SAME:
         meant = next((known for known, ours in BROKER_NAMES.items() if ours == name and _rank(known) == 0), None)
-        what = _OF_TOPICS.message(name=entry.name) + (f"; did you mean {meant}?" if meant else "")
-        yield _OF_TOPICS.found(where, key=entry.name, what=what, next_step=f"write {meant}" if meant else None)
+        what = message("settings.of-topics", name=entry.name) + (f"; did you mean {meant}?" if meant else "")
+        yield finding(
+            "settings.of-topics", where, key=entry.name, what=what, next_step=f"write {meant}" if meant else None
+        )
 
 
 def _unknown(where: str, name: str) -> Iterator[Finding]:
@@ -246,9 +239,9 @@ def _of_kafka(path: str, entries: Mapping[str, Entry], effective: Mapping[str, S
         return
     where, manager = f"{path}:{system.line}", "remote.log.storage.manager.class.name"
     if manager not in entries:
-        yield _NO_PLUGIN.found(where, key=_SYSTEM, name=_SYSTEM, plugin=manager)
+        yield finding("settings.no-plugin", where, key=_SYSTEM, name=_SYSTEM, plugin=manager)
     if "compact" in effective["cleanup.policy"].value:
-        yield _COMPACTED.found(effective["cleanup.policy"].origin, key="cleanup.policy")
+        yield finding("settings.broker-compacted", effective["cleanup.policy"].origin, key="cleanup.policy")
 
 
 def _unescaped(text: str, line: int) -> str:

@@ -18,7 +18,7 @@ from local.format.crc32c import crc32c
 from local.logdirs.log_moves import view_files
 from local.names import VIEW_CATALOG, parse_partition_directory
 from local.storage import Storage, join
-from local.verify.findings import DAMAGED, Finding, Severity, corrupt, damaged, info, unreadable, worst
+from local.verify.findings import Finding, Severity, damaged, finding, unreadable, worst
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.view_changes import ViewCatalog, decode_catalog
 from remote.segment_entry import SegmentEntry
@@ -28,9 +28,6 @@ from remote.store import ObjectStore
 from tiered.health.scrub import THREADS, LocalCopy, SegmentJob, plan_scrub, report_of, run_scrub
 from tiered.health.scrub_report import ScrubReport
 
-_DELETED_FILE = info("view.deleting", "the file waits for its deletion")
-_LEFT_FILE = info("view.leftover", "no view names it: leftover of an interrupted run; the next start deletes it")
-_NO_FILE = corrupt("view.missing", "a view names a file that does not exist: drop the view and build it again")
 _TRIES = 3
 Telling = Callable[[int], AbstractContextManager[Callable[[int], None]]]  # bytes to read -> callback of bytes read
 
@@ -147,9 +144,9 @@ def _of_views(storage: Storage, directory: str) -> Iterator[Finding]:
     waiting = {each.key for each in catalog.pending_deletes}
     for key in there:
         if key in waiting:
-            yield _DELETED_FILE.found(join(directory, key))
+            yield finding("view.deleting", join(directory, key))
         elif key not in catalog.named_keys:
-            yield _LEFT_FILE.found(join(directory, key))
+            yield finding("view.leftover", join(directory, key))
 
 
 def _of_part(storage: Storage, directory: str, entry: SegmentEntry) -> Iterator[Finding]:
@@ -166,10 +163,10 @@ def _of_part(storage: Storage, directory: str, entry: SegmentEntry) -> Iterator[
         path = join(directory, entry.indexes_key)
         decode_bundle(storage.read(path))
     except NotFound:
-        yield _NO_FILE.found(path)
+        yield finding("view.missing", path)
     except Corrupt as error:
         yield damaged(error, path)
     except (DiskFailed, AccessDenied) as error:
         yield unreadable(error, path)
     except LogError as error:
-        yield DAMAGED.found(path, what=str(error))
+        yield finding("bytes.damaged", path, what=str(error))

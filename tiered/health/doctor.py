@@ -20,7 +20,7 @@ from local.errors import LogError, NotFound
 from local.kernels import implementation
 from local.names import CLEAN_SHUTDOWN, LOCK
 from local.storage import DiskStorage, Storage, join
-from local.verify.findings import Finding, Severity, error, passed, warning
+from local.verify.findings import Finding, Severity, finding, passed
 from remote.gc.object_deletion import DeleteReason, delete_objects
 from remote.gc.pins import list_pins
 from remote.keys import PROBES, new_ulid
@@ -76,93 +76,6 @@ _PACKAGES = (
     ("cryptography", "encryption", (42,)),
     ("pyarrow", "manifest pages, Spark", (18,)),
     ("pyspark", "Spark", (4, 0)),
-)
-
-_FAILED = error("*.failed", "an error ended the check", "run the named command, and read the cause")
-_OLD = error("versions.old", "{package} {version} ({purpose}) is older than {least}", "pip install --upgrade {package}")
-_PURE = warning(
-    "kernels.pure",
-    "pure Python kernels: many times slower",
-    "install a C compiler and reinstall tiered; unset TIERED_PURE_KERNELS",
-)
-_UNUSABLE = error("log-dirs.unusable", "the log directory cannot be used", "mount it, or correct its owner")
-_NO_PERMISSION = error(
-    "log-dirs.permission", "no permission to read and write", "run as the owner of the files, or chown"
-)
-_NOT_CLOSED = warning(
-    "lock.not-closed", "free, and not cleanly closed; the next start recovers the logs", "tiered run --once"
-)
-_LITTLE_SPACE = warning("space.low", "{free}", "lower local.retention.*, or add a disk")
-_NO_SPACE = error(
-    "space.below-minimum",
-    "{free}, below log.dir.free.*.min",
-    "lower local.retention.*, or add a disk; tiered plan",
-)
-_SLOW_FSYNC = warning(
-    "fsync.slow",
-    "an fsync takes more than 100 ms",
-    "durable appends wait that long; use a local disk, or larger batches",
-)
-_FEW_FILES = error(
-    "open-files.low",
-    "{limit} allowed, {partitions} partitions may need {needed}",
-    "ulimit -n {needed}, or LimitNOFILE={needed} in the unit",
-)
-_FUTURE_REPORT = error(
-    "work.clock", "the last maintenance round is in the future: this clock was set back", "set the clock by NTP"
-)
-_SILENT = warning(
-    "work.silent", "a process holds the directory, its report is old", "check its log, and the free space of the disk"
-)
-_NOT_ENDED = warning(
-    "work.not-ended",
-    "process {pid} finished its last maintenance round {age} ago and did not end cleanly",
-    "check its log; tiered run",
-)
-_PROBLEM = error("work.problem", "{problem}, for {lasted}", "tiered status")
-_PAUSED = warning("pauses.paused", "uploads paused{lasted}{reason}", "tiered resume")
-
-_OTHER_BYTES = error(
-    "permissions.other-bytes", "the store returned other bytes than were written", "do not use this store"
-)
-_NOT_DELETED = error(
-    "permissions.delete", "a deleted object still exists", "is it versioned, locked, or without s3:DeleteObject?"
-)
-_SKEW = warning(
-    "clock.skew",
-    "the clock of this machine is {skew} {relation} the clock of the store",
-    "set the clock by NTP: retention, grace periods and S3 signatures depend on it",
-)
-_OVERWRITES_ALONE = warning(
-    "guarantees.single-writer",
-    "the store overwrites existing objects; remote.single.writer=true states that no other process writes",
-    "move to a store with create-if-absent",
-)
-_OVERWRITES = error(
-    "guarantees.overwrites",
-    "the store overwrites existing objects: two managers would lose records",
-    "use another store, or set remote.single.writer=true if no other process writes",
-)
-_OLD_UPLOADS = warning(
-    "uploads.old",
-    "{count} uploads were never finished, the oldest began {age} ago",
-    "tiered gc; add a lifecycle rule that aborts incomplete uploads",
-)
-_UNOPENED = error("partitions.unopened", "the partition cannot be opened")
-_UNSEALED = warning(
-    "index.unsealed", "encrypted, and its manifests are not sealed: forgeries and rollbacks are not detected"
-)
-_LARGE_MANIFEST = warning("index.large", "its manifest has {size}, {pending}", "check that a manager runs: tiered run")
-_BEHIND = warning(
-    "index.behind",
-    "the log ends at {local}, the bucket at {remote}",
-    "another machine wrote, or this disk lost the end of the log; the next start continues at the end of the bucket",
-)
-_LONG_PIN = warning("pins.long", "pinned by {holder} for another {remaining}")
-_EXPIRED_PIN = warning(
-    "pins.expired",
-    "the pin of {holder} expired {age} ago",
-    "it has no effect; the next garbage collection of manifests deletes it",
 )
 
 
@@ -241,7 +154,7 @@ def failed(check: str, problem: BaseException, where: str = "") -> Finding:
         step = f"pip install {problem.name or 'the package'}"
     elif isinstance(problem, LogError):
         step = next_step(problem)
-    return replace(_FAILED.found(where, what=flat(problem), next_step=step), code=f"{check}.failed")
+    return replace(finding("*.failed", where, what=flat(problem), next_step=step), code=f"{check}.failed")
 
 
 def not_checked(check: str, what: str, where: str = "") -> Finding:
@@ -259,11 +172,11 @@ def versions(patient: Patient) -> Iterator[Finding]:
         numbers = takewhile(str.isdigit, installed.get(name, "").split("."))  # the leading numbers of a version
         if name in installed and tuple(int(each) for each in numbers) < least:
             wanted = ".".join(map(str, least))
-            yield _OLD.found("", package=name, version=installed[name], purpose=purpose, least=wanted)
+            yield finding("versions.old", "", package=name, version=installed[name], purpose=purpose, least=wanted)
 
 
 def kernels(patient: Patient) -> Iterator[Finding]:
-    yield passed("kernels", "compiled") if implementation() == "compiled" else _PURE.found("")
+    yield passed("kernels", "compiled") if implementation() == "compiled" else finding("kernels.pure", "")
 
 
 def settings(patient: Patient) -> Iterator[Finding]:
@@ -287,12 +200,12 @@ def log_directories(patient: Patient) -> Iterator[Finding]:
     for status in describe_log_dirs(patient.config, storage=patient.storage):
         root = status.facts.path
         if status.error is not None:
-            yield _UNUSABLE.found(root, what=flat(status.error))
+            yield finding("log-dirs.unusable", root, what=flat(status.error))
         elif not patient.storage.is_directory(root):
             yield passed("log-dirs", "does not exist yet; the first topic creates it", root)
         else:
             if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
-                yield _NO_PERMISSION.found(root)
+                yield finding("log-dirs.permission", root)
             yield _lock(patient, root)
             yield _space(status, patient.config)
             if patient.may_write:
@@ -305,7 +218,7 @@ def _lock(patient: Patient, root: str) -> Finding:
         return passed("lock", f"locked by process {holder}", root)
     if patient.storage.exists(join(root, CLEAN_SHUTDOWN)):
         return passed("lock", "free, and cleanly closed", root)
-    return _NOT_CLOSED.found(root)
+    return finding("lock.not-closed", root)
 
 
 def _space(status: LogDirStatus, config: Config) -> Finding:
@@ -315,8 +228,8 @@ def _space(status: LogDirStatus, config: Config) -> Finding:
     share = facts.free_bytes / facts.total_bytes
     free = f"{format_bytes(facts.free_bytes)} free of {format_bytes(facts.total_bytes)} ({share:.0%})"
     if facts.free_bytes < config.int_of("log.dir.free.bytes.min") or share < config.dir_free_share_min:
-        return _NO_SPACE.found(facts.path, free=free)
-    return _LITTLE_SPACE.found(facts.path, free=free) if share < 0.05 else passed("space", free, facts.path)
+        return finding("space.below-minimum", facts.path, free=free)
+    return finding("space.low", facts.path, free=free) if share < 0.05 else passed("space", free, facts.path)
 
 
 def _fsync(patient: Patient, root: str) -> Finding:
@@ -334,14 +247,14 @@ def _fsync(patient: Patient, root: str) -> Finding:
         storage.unlink(path)
     median = sorted(took)[2]
     what = f"an fsync takes {median:.1f} ms"
-    return _SLOW_FSYNC.found(root, what=what) if median > FSYNC_SLOW_MS else passed("fsync", what, root)
+    return finding("fsync.slow", root, what=what) if median > FSYNC_SLOW_MS else passed("fsync", what, root)
 
 
 def open_files(patient: Patient) -> Iterator[Finding]:
     count = sum(topic.partition_count for topic in TopicRegistry(patient.places).all())
     needed, limit = FILES_PER_PARTITION * count + FILES_BESIDE, patient.files_max
     if limit is not None and limit < needed:
-        yield _FEW_FILES.found("", limit=limit, partitions=count, needed=needed)
+        yield finding("open-files.low", "", limit=limit, partitions=count, needed=needed)
         return
     allowed = "no limit" if limit is None else f"{limit} allowed"
     yield passed("open-files", f"{allowed}, {count} partitions may need {needed}")
@@ -357,20 +270,22 @@ def work(patient: Patient) -> Iterator[Finding]:
         return
     age = format_lasted(now_ms - report.seen_ms)
     if report.seen_ms > now_ms + 60_000:
-        yield _FUTURE_REPORT.found("")
+        yield finding("work.clock", "")
     if report.is_at_work(now_ms):
         yield passed("work", f"process {report.pid} finished a maintenance round {age} ago")
     elif holder is not None:
         what = holder_line(holder, report, now_ms)
         is_silent = holder == report.pid and not report.is_ended
-        yield _SILENT.found("", what=what) if is_silent else passed("work", what)
+        yield finding("work.silent", "", what=what) if is_silent else passed("work", what)
     elif report.is_ended:
         yield passed("work", f"no manager runs; the last one ended cleanly {age} ago")
     else:
-        yield _NOT_ENDED.found("", pid=report.pid, age=age)
+        yield finding("work.not-ended", "", pid=report.pid, age=age)
     for each in report.troubles:
         where = str(each.name) if each.name is not None else "the whole node"
-        yield _PROBLEM.found(where, problem=each.message, lasted=format_lasted(report.round_ms - each.since_ms))
+        yield finding(
+            "work.problem", where, problem=each.message, lasted=format_lasted(report.round_ms - each.since_ms)
+        )
 
 
 def pauses(patient: Patient) -> Iterator[Finding]:
@@ -380,7 +295,7 @@ def pauses(patient: Patient) -> Iterator[Finding]:
         lasted = "" if pause.since_ms is None else f" for {format_lasted(now_ms - pause.since_ms)}"
         step = None if pause.is_of_all or pause.since_ms is None else f"tiered resume {name}"
         reason = f": {pause.reason}" if pause.reason else ""
-        yield _PAUSED.found(f"topic {name}", next_step=step, lasted=lasted, reason=reason)
+        yield finding("pauses.paused", f"topic {name}", next_step=step, lasted=lasted, reason=reason)
     if not paused:
         yield passed("pauses", "no uploads are paused")
 
@@ -406,7 +321,7 @@ def permissions(patient: Patient) -> Iterator[Finding]:
         after = clock()
         done.append("create")
         if store.get(key) != body:
-            yield _OTHER_BYTES.found("")
+            yield finding("permissions.other-bytes", "")
         done.append("read")
         modified_ms = store.head(key).modified_ms
         done.append("look")
@@ -432,7 +347,7 @@ def _deleted(store: ObjectStore, key: str, done: list[str]) -> Iterator[Finding]
     except LogError as problem:
         yield failed("permissions", problem)
     else:
-        yield _NOT_DELETED.found("", object=key)
+        yield finding("permissions.delete", "", object=key)
 
 
 def _skew(modified_ms: int, before_ms: int, after_ms: int) -> Finding:
@@ -443,7 +358,7 @@ def _skew(modified_ms: int, before_ms: int, after_ms: int) -> Finding:
         return passed("clock", f"the clocks of the store and this machine differ by {format_ms(skew_ms)} at most")
     severity = Severity.ERROR if skew_ms >= SKEW_ERROR_MS else Severity.WARNING
     relation = "behind" if late > early else "ahead of"
-    return _SKEW.found("", severity=severity, skew=format_ms(skew_ms), relation=relation)
+    return finding("clock.skew", "", severity=severity, skew=format_ms(skew_ms), relation=relation)
 
 
 def guarantees(patient: Patient) -> Iterator[Finding]:
@@ -455,7 +370,7 @@ def guarantees(patient: Patient) -> Iterator[Finding]:
     if found.allows_writers:
         yield passed("guarantees", "the store supports create-if-absent; one of several concurrent creates succeeds")
     else:
-        yield (_OVERWRITES_ALONE if patient.config.is_single_writer else _OVERWRITES).found("")
+        yield finding("guarantees.single-writer" if patient.config.is_single_writer else "guarantees.overwrites", "")
 
 
 def unfinished(patient: Patient) -> Iterator[Finding]:
@@ -472,7 +387,7 @@ def unfinished(patient: Patient) -> Iterator[Finding]:
     old = [each for each in found if now_ms - each.begun_ms > UPLOAD_MS_OLD]
     if old:
         age = format_ms((now_ms - min(each.begun_ms for each in old)) // 3_600_000 * 3_600_000)
-        yield _OLD_UPLOADS.found("", count=len(old), age=age)
+        yield finding("uploads.old", "", count=len(old), age=age)
     else:
         yield passed("uploads", f"{len(found)} unfinished, none older than a day")
 
@@ -486,7 +401,7 @@ def partitions(patient: Patient) -> Iterator[Finding]:
         for group in group_problems(problems_of(manager.problems)):
             name = group.first.partition
             step = next_step(manager.problems[name]) if name is not None else None
-            yield _UNOPENED.found(shared_places(group.places), what=group.what, next_step=step)
+            yield finding("partitions.unopened", shared_places(group.places), what=group.what, next_step=step)
         held = manager.partitions.all()
         count = sum(topic.partition_count for topic in manager.topics.all())
         opened = sum(each.name not in manager.problems for each in held)
@@ -504,13 +419,15 @@ def _of_manifest(held: Partition) -> Iterator[Finding]:
     if manifest is None:
         return
     if lacks_seal(manifest):
-        yield _UNSEALED.found(where, next_step=f"upgrade all readers, then: tiered rotate-keys {manifest.topic}")
+        yield finding(
+            "index.unsealed", where, next_step=f"upgrade all readers, then: tiered rotate-keys {manifest.topic}"
+        )
     if held.fatal_error is None and held.log.size_bytes and held.log.next_offset < manifest.allocated_end_offset:
         yield _behind(held, manifest)
     size_bytes = size_of(manifest)
     if size_bytes > MANIFEST_BYTES_LARGE:
         pending = counted(len(manifest.pending_deletes), "pending delete")
-        yield _LARGE_MANIFEST.found(where, size=format_bytes(size_bytes), pending=pending)
+        yield finding("index.large", where, size=format_bytes(size_bytes), pending=pending)
 
 
 def _behind(held: Partition, manifest: Manifest) -> Finding:
@@ -519,7 +436,7 @@ def _behind(held: Partition, manifest: Manifest) -> Finding:
         check_same_records(held, PartitionSource(held.name, None, held.remote, held.metadata), manifest)
     except LogError as problem:
         return failed("partitions", problem, str(held.name))
-    return _BEHIND.found(str(held.name), local=held.log.next_offset, remote=manifest.allocated_end_offset)
+    return finding("index.behind", str(held.name), local=held.log.next_offset, remote=manifest.allocated_end_offset)
 
 
 def _pins(patient: Patient, held: Iterable[Partition], now_ms: int) -> Iterator[Finding]:
@@ -539,10 +456,10 @@ def _pins(patient: Patient, held: Iterable[Partition], now_ms: int) -> Iterator[
                 key = f"{each.prefix}{pin.key}"
                 step = f"no object that it names is deleted until then; delete {key} if its reader has ended"
                 remaining = format_ms(remaining_ms // 1000 * 1000)
-                yield _LONG_PIN.found(str(each.name), next_step=step, holder=pin.holder, remaining=remaining)
+                yield finding("pins.long", str(each.name), next_step=step, holder=pin.holder, remaining=remaining)
             elif remaining_ms < -PIN_MS_LONG:
                 age = format_ms(-remaining_ms // 1000 * 1000)
-                yield _EXPIRED_PIN.found(str(each.name), holder=pin.holder, age=age)
+                yield finding("pins.expired", str(each.name), holder=pin.holder, age=age)
     more = f", {counted(forks, 'fork')} of partitions" if forks else ""
     if len(with_manifests) > PARTITIONS_LOOKED_AT:
         more += f", of the first {PARTITIONS_LOOKED_AT} partitions"

@@ -12,10 +12,11 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from local.errors import ErrorCode, InvalidRequest, LogError, NotFound
 from local.storage import DiskStorage
-from local.verify.findings import Finding, FindingCode, error, warning
+from local.verify.findings import CODES, Finding, finding, message
 from policies.cost.prices import BUILT_IN, Prices, PriceTable
 from policies.cost.storage_cost import monthly_storage, request_cost, segment_requests
 from policies.rules import PartitionRules
@@ -42,22 +43,6 @@ from tiered.partition.partition_opening import wants_tier
 from tiered.stores.object_encoding import encoding_of
 
 # `ERROR` is refused when the node opens; `WARNING` is valid but harmful.
-_NO_TOML = error("settings.toml", "the file is no TOML", "correct the line; names with dots need quotes")
-_UNKNOWN = error("settings.unknown", "unknown {kind}: {name}", "remove it")
-_NO_TABLE = error("settings.no-table", "{name} is not a table", "write it as [{name}]")
-_NO_QUOTES = error(
-    "settings.no-quotes", "TOML reads a name with dots and without quotes as a table", 'write it as "{name}" = ...'
-)
-_INVALID = error("settings.invalid", "{name}={value} is invalid, expected {expected}", "tiered config explain {name}")
-_OF_MANAGER = error(
-    "settings.of-manager", "{name} belongs to the manager and not to a topic", "move it to [defaults] of tiered.toml"
-)
-_REFUSED = error("settings.refused", "the settings contradict each other, or one of them is refused")
-_NO_MATCH = warning("settings.no-match", '[topics."{glob}"] of tiered.toml matches no topic', "correct the name")
-_OVERRIDDEN = warning("settings.overridden", "the topic has its own value, which overrides the file's")
-_NO_URL = error(
-    "settings.no-url", "remote.storage.enable=true, and [remote] has no url", "set url in [remote] of tiered.toml"
-)
 
 _HEADER = re.compile(r"\s*(\[[^\[].*?\])\s*(?:#.*)?")
 _KEY = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'[^']*'|[A-Za-z0-9_.-]+)\s*=""")
@@ -147,7 +132,7 @@ class TomlLines:
         except (OSError, UnicodeDecodeError) as problem:
             cause = problem.strerror if isinstance(problem, OSError) else "it is not text"
             where, what = path, f"the file is unreadable: {(cause or 'failed').lower()}"
-        return cls(path, file_findings=(_NO_TOML.found(where, what=what),))
+        return cls(path, file_findings=(finding("settings.toml", where, what=what),))
 
     def where(self, section: str, key: str) -> str | None:
         """Return ``file:line`` of a key, else of its section's header; None if neither has a line."""
@@ -191,7 +176,7 @@ def _keys_of_file(lines: TomlLines) -> Iterator[Finding]:
         if section not in SECTIONS:
             yield unknown(lines.where(section, "") or lines.path, section, nearest(section, SECTIONS), "section")
         elif not isinstance(content, dict):
-            yield _NO_TABLE.found(lines.where("", section) or lines.path, key=section, name=section)
+            yield finding("settings.no-table", lines.where("", section) or lines.path, key=section, name=section)
         elif section in KEYS:
             for key in content:
                 if key not in KEYS[section]:
@@ -206,7 +191,7 @@ def _keys_of_file(lines: TomlLines) -> Iterator[Finding]:
                 else:
                     where = lines.where("topics", glob) or lines.path
                     step = f'write it as [topics."{glob}"]'
-                    yield _NO_TABLE.found(where, key=glob, next_step=step, name=f"topics.{glob}")
+                    yield finding("settings.no-table", where, key=glob, next_step=step, name=f"topics.{glob}")
 
 
 def _settings_of(table: Mapping[str, object], section: str, lines: TomlLines, *, per_topic: bool) -> Iterator[Finding]:
@@ -214,7 +199,7 @@ def _settings_of(table: Mapping[str, object], section: str, lines: TomlLines, *,
         where = lines.where(section, name) or lines.path
         if isinstance(value, dict):
             dotted = f"{name}.{next(iter(value), '')}"
-            yield _NO_QUOTES.found(lines.where(section, dotted) or where, key=dotted, name=dotted)
+            yield finding("settings.no-quotes", lines.where(section, dotted) or where, key=dotted, name=dotted)
         else:
             yield from _checked(name, str(value), where, per_topic=per_topic)
 
@@ -245,12 +230,12 @@ def _mistake(where: str, name: str, text: str, problem: InvalidRequest) -> Findi
     meant = problem.facts.get("did_you_mean")
     if meant is not None:
         what = f"{problem.attempt.removeprefix('invalid setting, ')}: {name}; did you mean {meant}?"
-        return _UNKNOWN.found(where, key=name, what=what, next_step=f"write {meant}")
+        return finding("settings.unknown", where, key=name, what=what, next_step=f"write {meant}")
     if "expected" in problem.facts:
         expected = str(problem.facts["expected"]).strip("'")
-        return _INVALID.found(where, key=name, name=name, value=text, expected=expected)
+        return finding("settings.invalid", where, key=name, name=name, value=text, expected=expected)
     if problem.code is ErrorCode.SETTING_OF_MANAGER:
-        return _OF_MANAGER.found(where, key=name, name=name)
+        return finding("settings.of-manager", where, key=name, name=name)
     return unknown(where, name, None)
 
 
@@ -274,8 +259,8 @@ def _globs(config: Config, topics: Sequence[Topic], lines: TomlLines) -> Iterato
     for glob in config.topics:
         if topics and not any(fnmatchcase(name, glob) for name in names):
             where = lines.where(f"topics.{glob}", "") or config.path or ""
-            what = f"{_NO_MATCH.message(glob=glob)}: {', '.join(names[:5])}"
-            yield _NO_MATCH.found(where, key=glob, what=what)
+            what = f"{message('settings.no-match', glob=glob)}: {', '.join(names[:5])}"
+            yield finding("settings.no-match", where, key=glob, what=what)
 
 
 def _outranked(config: Config, topics: Sequence[Topic], lines: TomlLines) -> Iterator[Finding]:
@@ -284,7 +269,8 @@ def _outranked(config: Config, topics: Sequence[Topic], lines: TomlLines) -> Ite
         for name, text in config.topics.get(topic.name, {}).items():
             own = topic.properties.get(name)
             if own is not None and parse(name, own) != parse(name, text):
-                yield _OVERRIDDEN.found(
+                yield finding(
+                    "settings.overridden",
                     lines.where(f"topics.{topic.name}", name) or config.path or "",
                     key=name,
                     topics=(topic.name,),
@@ -311,7 +297,7 @@ def _of_topic(config: Config, topic: Topic | None, prices: PriceTable, lines: To
         return  # an unreadable key ring is reported already
     if wants_tier(values) and config.remote_url is None and name:
         key = "remote.storage.enable"
-        yield _NO_URL.found(lines.where_from(effective[key]), key=key, topics=affected)
+        yield finding("settings.no-url", lines.where_from(effective[key]), key=key, topics=affected)
 
     def place(keys: Sequence[str]) -> str:
         explicit = (effective[key] for key in keys if effective[key].origin != "default")
@@ -323,13 +309,13 @@ def _of_topic(config: Config, topic: Topic | None, prices: PriceTable, lines: To
 
 def _refused(problem: LogError, where: str, key: str, topic: str = "") -> Finding:
     step = f"tiered topic alter {topic}, or correct tiered.toml" if topic else "correct tiered.toml"
-    return _REFUSED.found(where, key=key, what=flat(problem), next_step=step)
+    return finding("settings.refused", where, key=key, what=flat(problem), next_step=step)
 
 
 def unknown(where: str, name: str, meant: str | None, kind: str = "key") -> Finding:
     """Return the finding for an unknown name; `meant` is a similar known name."""
     what = f"unknown {kind}: {name}" + (f"; did you mean {meant}?" if meant else "")
-    return _UNKNOWN.found(where, key=name, what=what, next_step=f"write {meant}" if meant else "remove it")
+    return finding("settings.unknown", where, key=name, what=what, next_step=f"write {meant}" if meant else "remove it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,14 +375,13 @@ class Subject:
         return size < SEGMENT_BYTES_LEAST or paid > billed_ms / MONTH_MS * monthly_storage(size, prices)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(NamedTuple):
     """A finding if the condition `holds`. The first of `keys` is the setting to change.
 
-    The texts name facts of the topic in braces (`_fact`); ``{set}`` is the command that changes a setting.
+    The texts of the code name facts of the topic in braces (`_fact`); ``{set}`` is the command that changes a setting.
     """
 
-    code: FindingCode
+    code: str
     keys: tuple[str, ...]
     holds: Callable[[Subject], bool]
 
@@ -411,9 +396,8 @@ def hints(
 
     for rule in RULES:
         if rule.holds(subject):
-            code = rule.code
-            what, step = filled(code.text, rule), filled(code.next_step, rule)
-            yield replace(code.found(where(rule.keys), what=what, next_step=step), key=rule.keys[0])
+            what, step = (filled(text, rule) for text in (CODES[rule.code].text, CODES[rule.code].next_step))
+            yield finding(rule.code, where(rule.keys), what=what, next_step=step, key=rule.keys[0])
 
 
 def _fact(of: Subject, rule: Rule, name: str) -> str:
@@ -452,107 +436,58 @@ def _exceeds(value: float, limit: float | None) -> bool:
     return limit is not None and value > limit
 
 
-def _rule(code: str, keys: tuple[str, ...], holds: Callable[[Subject], bool], what: str, next_step: str) -> Rule:
-    return Rule(code=warning(f"settings.{code}", what, next_step), keys=keys, holds=holds)
-
-
 def _without_expiry(key: str) -> Rule:
-    return _rule(
-        "no-expiry",
-        (key, "cleanup.policy"),
-        lambda of: of.is_set(key) and not of.rules.cleanup_delete,
-        "{first_key} has no effect: {cleanup.policy} expires nothing by age or size",
-        "{set}cleanup.policy=compact,delete, or remove the setting",
-    )
+    keys = key, "cleanup.policy"
+    return Rule("settings.no-expiry", keys, lambda of: of.is_set(key) and not of.rules.cleanup_delete)
 
 
 def _without_tier(key: str) -> Rule:
-    return _rule(
-        "not-tiered",
-        (key, "remote.storage.enable"),
-        lambda of: of.is_set(key) and not of.is_tiered,
-        "{first_key} has no effect: the topic is not tiered, remote.storage.enable=false",
-        "{set}remote.storage.enable=true, or remove the setting",
-    )
+    return Rule("settings.not-tiered", (key, "remote.storage.enable"), lambda of: of.is_set(key) and not of.is_tiered)
 
 
-# Code, keys, condition, what is wrong, next step.
+# Code, keys, condition.
 RULES: tuple[Rule, ...] = (
-    _rule("slow-roll", ("segment.ms", "retention.ms"),
-          lambda of: of.is_tiered and _exceeds(of.rules.segment_ms, of.rules.log_limits.ms),
-          "{segment.ms} is longer than {retention.ms}: a slow topic retains records for the sum of both",
-          "{set}segment.ms=<a part of retention.ms>"),
-    _rule("retention-below-segment", ("segment.bytes", "retention.bytes"),
-          lambda of: _exceeds(of.bytes_of("segment.bytes"), of.rules.log_limits.bytes),
-          "{retention.bytes} is less than one segment, {segment_size}: the active segment always stays",
-          "{set}segment.bytes=<less>"),
-    _rule("local-retention-below-segment", ("segment.bytes", "local.retention.bytes"),
-          lambda of: of.is_tiered and of.is_set("local.retention.bytes")
-          and _exceeds(of.bytes_of("segment.bytes"), of.rules.local_limits.bytes),
-          "{local.retention.bytes} is less than one segment, {segment_size}: the active segment always stays",
-          "{set}segment.bytes=<less>"),
-    _rule("dear-requests", ("segment.bytes",),
-          lambda of: of.is_tiered and of.better_segment_bytes is not None
-          and of.has_dear_requests(of.bytes_of("segment.bytes")),
-          "{segment.bytes}: requests will cost more than storage",
-          "{set}segment.bytes={better_size}{and_merge}"),
-    _rule("small-objects", ("segment.bytes", "remote.storage.class"),
-          lambda of: of.is_tiered and of.bytes_of("segment.bytes") < of.prices.min_bytes,
-          "{remote.storage.class} bills {min_bytes} for each object at least, and {segment.bytes}",
-          "{set}segment.bytes=64MiB"),
-    _rule("short-lived", ("remote.storage.class", "retention.ms"),
-          lambda of: of.is_tiered and _exceeds(of.prices.min_days * DAY_MS, of.rules.log_limits.ms),
-          "{remote.storage.class} bills {min_days} days at least, and {retention.ms} is shorter",
-          "tiered cost simulate --class standard,ia"),
+    Rule("settings.slow-roll", ("segment.ms", "retention.ms"),
+         lambda of: of.is_tiered and _exceeds(of.rules.segment_ms, of.rules.log_limits.ms)),
+    Rule("settings.retention-below-segment", ("segment.bytes", "retention.bytes"),
+         lambda of: _exceeds(of.bytes_of("segment.bytes"), of.rules.log_limits.bytes)),
+    Rule("settings.local-retention-below-segment", ("segment.bytes", "local.retention.bytes"),
+         lambda of: of.is_tiered and of.is_set("local.retention.bytes")
+         and _exceeds(of.bytes_of("segment.bytes"), of.rules.local_limits.bytes)),
+    Rule("settings.dear-requests", ("segment.bytes",),
+         lambda of: of.is_tiered and of.better_segment_bytes is not None
+         and of.has_dear_requests(of.bytes_of("segment.bytes"))),
+    Rule("settings.small-objects", ("segment.bytes", "remote.storage.class"),
+         lambda of: of.is_tiered and of.bytes_of("segment.bytes") < of.prices.min_bytes),
+    Rule("settings.short-lived", ("remote.storage.class", "retention.ms"),
+         lambda of: of.is_tiered and _exceeds(of.prices.min_days * DAY_MS, of.rules.log_limits.ms)),
     # Replaced objects are billed to the end of the minimum duration.
-    _rule("rewritten-early", ("remote.storage.class", "cleanup.policy"),
-          lambda of: of.is_compacted_and_tiered and of.prices.min_days > 0 and of.rules.recompaction_min_reduction < 1,
-          "{remote.storage.class} bills {min_days} days at least, and compaction replaces segments earlier",
-          "{set}remote.recompaction.min.reduction.ratio=1, or remote.storage.class=STANDARD; tiered cost advise"),
-    _rule("short-grace", ("remote.log.delete.grace.ms",),
-          lambda of: of.is_tiered and of.rules.delete_grace_ms < GRACE_MS_LEAST,
-          "{remote.log.delete.grace.ms}: longer reads without a pin lose their objects",
-          "{set}remote.log.delete.grace.ms=24h"),
+    Rule("settings.rewritten-early", ("remote.storage.class", "cleanup.policy"),
+         lambda of: of.is_compacted_and_tiered and of.prices.min_days > 0 and of.rules.recompaction_min_reduction < 1),
+    Rule("settings.short-grace", ("remote.log.delete.grace.ms",),
+         lambda of: of.is_tiered and of.rules.delete_grace_ms < GRACE_MS_LEAST),
     _without_expiry("retention.ms"),
     _without_expiry("retention.bytes"),
     *(_without_tier(row.name) for row in TABLE if row.needs_tier),
-    _rule("never-cleaned", ("min.cleanable.dirty.ratio", "max.compaction.lag.ms"),
-          lambda of: of.rules.cleanup_compact and of.rules.min_cleanable_dirty_ratio >= 1
-          and of.rules.max_compaction_lag_ms is None,
-          "{min.cleanable.dirty.ratio} without max.compaction.lag.ms: the log is never cleaned{and_no_copy}",
-          "{set}min.cleanable.dirty.ratio=0.5"),
-    _rule("expires-before-cleaning", ("min.compaction.lag.ms", "retention.ms"),
-          lambda of: of.rules.cleanup_compact and of.rules.log_limits.ms is not None
-          and of.rules.min_compaction_lag_ms >= of.rules.log_limits.ms > 0,
-          "{min.compaction.lag.ms} is not less than {retention.ms}: records expire before they may be compacted",
-          "{set}min.compaction.lag.ms=<a part of retention.ms>"),
-    _rule("waits-for-cleaner", ("min.compaction.lag.ms", "local.retention.ms"),
-          lambda of: of.is_compacted_and_tiered and _exceeds(of.rules.min_compaction_lag_ms, of.rules.local_limits.ms),
-          "{min.compaction.lag.ms} is longer than {local.retention.ms}: only clean segments are copied to the bucket, "
-          "so the disk retains more",
-          "{set}min.compaction.lag.ms=<less>, or a longer local.retention.ms"),
-    _rule("waits-for-window", ("remote.copy.window", "local.retention.ms"),
-          lambda of: of.is_tiered and _exceeds(of.rules.copy_window.gap_ms, of.rules.local_limits.ms),
-          "{remote.copy.window} is closed for longer than {local.retention.ms}: segments wait on the disk",
-          "{set}remote.copy.window=<longer>, or a longer local.retention.ms"),
-    _rule("early-tombstones", ("delete.retention.ms", "remote.copy.lag.ms"),
-          lambda of: of.is_compacted_and_tiered and of.rules.copy_lag_ms is not None
-          and of.rules.delete_retention_ms < of.rules.copy_lag_ms,
-          "{delete.retention.ms} is shorter than the copy lag of segments, {copy_lag}: tombstones are removed before "
-          "the bucket has them",
-          "{set}delete.retention.ms=<more than remote.copy.lag.ms>"),
-    _rule("large-batch", ("max.message.bytes", "segment.bytes"),
-          lambda of: of.is_set("max.message.bytes") and of.bytes_of("max.message.bytes") > of.bytes_of("segment.bytes"),
-          "{max.message.bytes} is more than {segment.bytes}: no batch of that size fits in a segment",
-          "{set}segment.bytes=<more>"),
-    _rule("compressed-twice", ("remote.compression", "compression.type"),
-          lambda of: of.is_tiered and of.text("remote.compression") == "zstd"
-          and of.text("compression.type") in ("zstd", "gzip"),
-          "{remote.compression} over {compression.type}: records are compressed twice for a few percent",
-          "{set}remote.compression=none"),
-    _rule("late-relief", (RELIEF_FREE_MIN, APPEND_FREE_MIN),
-          lambda of: not of.name and 0 < of.bytes_of(RELIEF_FREE_MIN) <= of.bytes_of(APPEND_FREE_MIN),
-          f"{{{RELIEF_FREE_MIN}}} is not more than {{{APPEND_FREE_MIN}}}: appends are refused before segments are "
-          "dropped early",
-          f"{{set}}{RELIEF_FREE_MIN}=<several times {APPEND_FREE_MIN}>"),
+    Rule("settings.never-cleaned", ("min.cleanable.dirty.ratio", "max.compaction.lag.ms"),
+         lambda of: of.rules.cleanup_compact and of.rules.min_cleanable_dirty_ratio >= 1
+         and of.rules.max_compaction_lag_ms is None),
+    Rule("settings.expires-before-cleaning", ("min.compaction.lag.ms", "retention.ms"),
+         lambda of: of.rules.cleanup_compact and of.rules.log_limits.ms is not None
+         and of.rules.min_compaction_lag_ms >= of.rules.log_limits.ms > 0),
+    Rule("settings.waits-for-cleaner", ("min.compaction.lag.ms", "local.retention.ms"),
+         lambda of: of.is_compacted_and_tiered and _exceeds(of.rules.min_compaction_lag_ms, of.rules.local_limits.ms)),
+    Rule("settings.waits-for-window", ("remote.copy.window", "local.retention.ms"),
+         lambda of: of.is_tiered and _exceeds(of.rules.copy_window.gap_ms, of.rules.local_limits.ms)),
+    Rule("settings.early-tombstones", ("delete.retention.ms", "remote.copy.lag.ms"),
+         lambda of: of.is_compacted_and_tiered and of.rules.copy_lag_ms is not None
+         and of.rules.delete_retention_ms < of.rules.copy_lag_ms),
+    Rule("settings.large-batch", ("max.message.bytes", "segment.bytes"),
+         lambda of: of.is_set("max.message.bytes")
+         and of.bytes_of("max.message.bytes") > of.bytes_of("segment.bytes")),
+    Rule("settings.compressed-twice", ("remote.compression", "compression.type"),
+         lambda of: of.is_tiered and of.text("remote.compression") == "zstd"
+         and of.text("compression.type") in ("zstd", "gzip")),
+    Rule("settings.late-relief", (RELIEF_FREE_MIN, APPEND_FREE_MIN),
+         lambda of: not of.name and 0 < of.bytes_of(RELIEF_FREE_MIN) <= of.bytes_of(APPEND_FREE_MIN)),
 )  # fmt: skip

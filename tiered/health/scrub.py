@@ -28,7 +28,7 @@ from local.index import txn_index
 from local.log.checkpoints import parse_entries
 from local.log.producer_state import decode_snapshot
 from local.records.batch_runs import BatchRuns, Run
-from local.verify.findings import DAMAGED, Finding, Severity, corrupt, damaged, warning
+from local.verify.findings import CODES, Finding, Severity, damaged, finding
 from local.verify.index_checks import check_offset_index, check_time_index
 from remote.cache.chunk_cache import ChunkCache
 from remote.check.partition_check import BucketReport, can_list, is_still_named, survey_partition
@@ -46,16 +46,6 @@ from tiered.jobs.job_bucket import Bucket, OpenBucket
 from tiered.jobs.runner import TASK_BYTES, Executor, Here, packed
 from tiered.stores.object_encoding import SettingsOf, own_settings
 
-_NO_MANIFEST = warning(
-    "manifest.absent",
-    "the partition has no manifest and no other object, and its topic has other partitions: its records may be lost",
-)
-_PLAINTEXT = warning("segment.plaintext", "plaintext segments although the topic has {setting}={key_id}")
-_OUTSIDE = corrupt("segment.outside", "a batch is outside the offsets of its segment entry")
-_OTHER_EPOCH = corrupt("segment.epoch", "a batch has another leader epoch than its segment entry")
-_LACKS_ABORTED = corrupt("segment.txn-missing", "the index lacks an aborted transaction")
-_NOT_ABORTED = corrupt("segment.txn-unknown", "the log has no aborted transaction for this entry")
-_OTHER_FACTS = corrupt("segment.facts", "the segment entry contradicts the bytes of the segment")
 THREADS = 4
 LocalCopy = Callable[[RemotePartitionName, SegmentEntry], bool]  # whether this machine's disk has the same bytes
 
@@ -124,7 +114,7 @@ def plan_scrub(
     }
     for name in missing:
         if name.topic_id not in deleted:
-            found = [_NO_MANIFEST.found(name.prefix, is_unread=True)]
+            found = [finding("manifest.absent", name.prefix, is_unread=True)]
             surveys[name] = BucketReport(prefix=name.prefix, findings=found, is_unread=True)
     for name, survey in surveys.items():
         survey.findings += _plaintext(name, survey, settings)
@@ -257,7 +247,8 @@ def _plaintext(name: RemotePartitionName, survey: BucketReport, settings: Settin
     entries = sorted((entry for entry in survey.entries if entry.key_id is None), key=lambda entry: entry.base_offset)
     if not key or not entries:
         return []
-    plaintext = _PLAINTEXT.found(
+    plaintext = finding(
+        "segment.plaintext",
         name.prefix,
         offsets=(entries[0].base_offset, max(entry.next_offset for entry in entries)),
         next_step=f"encrypt them: tiered rewrite recode {name.topic} --key-id {key}",
@@ -304,14 +295,14 @@ def check_contents(path: str, entry: SegmentEntry, bundle: IndexBundle, read: Re
     walk = BatchRuns(read, entry.size_bytes)
     for run in walk:
         if run.damage is not None:
-            yield DAMAGED.found(path, what=run.damage, at=run.position, offsets=entry.offsets)
+            yield finding("bytes.damaged", path, what=run.damage, at=run.position, offsets=entry.offsets)
         else:
             seen.tables.append(run.table.moved(run.position))
             yield from _of_run(path, entry, run, seen)
             seen.transactions.take(run.data, run.table)
     if walk.problem is not None:
         what = f"{walk.problem}: bytes={entry.size_bytes - walk.position}"
-        yield DAMAGED.found(path, what=what, at=walk.position, offsets=entry.offsets)
+        yield finding("bytes.damaged", path, what=what, at=walk.position, offsets=entry.offsets)
     yield from _of_facts(path, entry, seen)
     yield from _of_indexes(path, entry, bundle, seen)
 
@@ -320,12 +311,12 @@ def _of_run(path: str, entry: SegmentEntry, run: Run, seen: _Seen) -> Iterator[F
     table = run.table
     first, last = int(table.base_offsets.min()), int(table.last_offsets.max())
     if first < entry.base_offset or last >= entry.next_offset:
-        yield _OUTSIDE.found(path, at=run.position, offsets=entry.offsets, first=first, last=last)
+        yield finding("segment.outside", path, at=run.position, offsets=entry.offsets, first=first, last=last)
     epochs = dict(zip(table.base_offsets.tolist(), table.leader_epochs.tolist(), strict=True))
     for offset, epoch in epochs.items():
         expected = [each for each, start in entry.epochs if start <= offset]
         if epoch >= 0 and (not expected or expected[-1] != epoch):  # -1 is Kafka's "unknown"
-            yield _OTHER_EPOCH.found(path, offsets=entry.offsets, offset=offset, epoch=epoch)
+            yield finding("segment.epoch", path, offsets=entry.offsets, offset=offset, epoch=epoch)
             break
     try:
         for columns in kernels.decode_in_steps(run.data, verify=False, table=table):
@@ -343,9 +334,9 @@ def _of_transactions(path: str, entry: SegmentEntry, bundle: IndexBundle, seen: 
     aborts = seen.transactions.found().aborts
     with_records = {marker for marker, abort in aborts.items() if abort.first_record is not None}
     for producer, offset in sorted(with_records - known):
-        yield _LACKS_ABORTED.found(path, offsets=entry.offsets, producer_id=producer, marker_at=offset)
+        yield finding("segment.txn-missing", path, offsets=entry.offsets, producer_id=producer, marker_at=offset)
     for producer, offset in sorted(known - aborts.keys()):
-        yield _NOT_ABORTED.found(path, offsets=entry.offsets, producer_id=producer, marker_at=offset)
+        yield finding("segment.txn-unknown", path, offsets=entry.offsets, producer_id=producer, marker_at=offset)
 
 
 def _of_facts(path: str, entry: SegmentEntry, seen: _Seen) -> Iterator[Finding]:
@@ -356,8 +347,8 @@ def _of_facts(path: str, entry: SegmentEntry, seen: _Seen) -> Iterator[Finding]:
     }
     for name, found in facts.items():
         if (says := getattr(entry, name)) != found:
-            what = f"{_OTHER_FACTS.text}: {name}={says} found={found}"
-            yield _OTHER_FACTS.found(path, what=what, offsets=entry.offsets)
+            what = f"{CODES['segment.facts'].text}: {name}={says} found={found}"
+            yield finding("segment.facts", path, what=what, offsets=entry.offsets)
 
 
 def _of_indexes(path: str, entry: SegmentEntry, bundle: IndexBundle, seen: _Seen) -> Iterator[Finding]:

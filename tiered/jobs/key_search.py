@@ -31,8 +31,7 @@ from local.format.batch_header import CONTROL
 from local.format.columns import BatchTable, Columns
 from local.records.batch_runs import BatchRuns
 from local.storage import Storage
-from local.verify.findings import Finding
-from local.verify.findings import error as error_code
+from local.verify.findings import Finding, finding
 from policies.cost.prices import BUILT_IN, PriceTable
 from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition, why_missing
@@ -48,16 +47,6 @@ from tiered.jobs.runner import BucketJob, Executor, Failures, StateFile, run_job
 from tiered.stores.object_encoding import SettingsOf, own_settings
 
 STATE_VERSION = 1
-KEY_PRESENT = error_code(
-    "redact.key-present",
-    "the segment has {records} records of the given keys",
-    "tiered rewrite redact with the same key file",
-)
-NOT_READ = error_code(
-    "redact.not-read",
-    "the segment was not read and may have records of the given keys, {cause}",
-    "tiered scrub --deep, then tiered repair",
-)
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------
@@ -327,13 +316,15 @@ class Scan:
             where = full_key(self.survey.name.prefix, entry.data_key)
             if (count := self.counts.get(entry.ulid)) is not None and count.records:
                 offsets = (count.first_offset, count.next_offset)
-                yield KEY_PRESENT.found(where, offsets=offsets, records=count.records)
+                yield finding("redact.key-present", where, offsets=offsets, records=count.records)
             elif (cause := self.unread.get(entry.ulid)) is not None:
                 key_id = cause.facts.get("key_id") if isinstance(cause, AccessDenied) else None
                 step = (
                     f"correct the key ring, it needs the key {key_id}; then run again" if key_id is not None else None
                 )
-                yield NOT_READ.found(where, next_step=step, offsets=entry.offsets, is_unread=True, cause=cause.attempt)
+                yield finding(
+                    "redact.not-read", where, next_step=step, offsets=entry.offsets, is_unread=True, cause=cause.attempt
+                )
 
 
 def scan_price(entries: Iterable[SegmentEntry], prices: PriceTable = BUILT_IN) -> RewriteCost:

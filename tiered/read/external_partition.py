@@ -16,7 +16,7 @@ from local.errors import Corrupt
 from local.index import offset_index, time_index, txn_index
 from local.index.index_files import slices_of
 from local.log.producer_state import ProducerState, encode_snapshot
-from local.verify.findings import Finding, Severity, damaged, warning
+from local.verify.findings import Finding, Severity, damaged, finding
 from remote.cache.chunk_cache import ChunkCache, Slice
 from remote.external.external_layout import (
     Cipher,
@@ -50,10 +50,6 @@ from tiered.read.external_segments import (
 from tiered.read.partition_source import PartitionSource
 from tiered.stores.parallel import side_by_side
 
-_HIDDEN = warning(
-    "external.not-read",
-    "these offsets are not read: by the leader epochs, the log of the last leader does not have them",
-)
 _log = logging.getLogger(__name__)
 
 
@@ -241,7 +237,7 @@ def list_entries(
         selected = choose(copies)
         entries = [_entry(store, layout, found[each.number], each.next_offset) for each in selected]
     for start, end in hidden(copies, selected):
-        note(_HIDDEN.found(f"{name.prefix}{start}-{end}", offsets=(start, end)))
+        note(finding("external.not-read", f"{name.prefix}{start}-{end}", offsets=(start, end)))
     if superseded := len(found) - len(entries):
         where = name.topic_partition
         _log.info("left out copies that another copy supersedes: partition=%s segments=%d", where, superseded)

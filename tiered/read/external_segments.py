@@ -21,7 +21,7 @@ from local.index import offset_index, time_index
 from local.index.index_files import IndexRows, slices_of
 from local.log.checkpoints import parse_entries
 from local.log.leader_epochs import LeaderEpochs
-from local.verify.findings import Finding, Severity, damaged, warning
+from local.verify.findings import Finding, Severity, damaged, finding
 from remote.external.aiven_layout import EPOCH_MAX
 from remote.external.external_layout import ExternalFormat, ExternalObject, ExternalSegment
 from remote.external.external_log import Copy, ReadRangeOfCopy
@@ -31,8 +31,6 @@ from tiered.stores.parallel import side_by_side
 
 INTERVAL_BYTES = 4096  # between two entries of an index made here; Kafka's default
 Read = Callable[[int, int], bytes]  # position, length; fewer bytes at the end
-_WRONG_CHECKPOINT = warning("external.checkpoint", "its leader epoch checkpoint contradicts its batches and is ignored")
-_WRONG_EPOCHS = warning("external.leader-epochs", "its leader epochs contradict its batches")
 THREADS = 16
 Note = Callable[[Finding], None]
 
@@ -245,7 +243,7 @@ def newest_checkpoint(
             continue
         if entries and not _agrees(LeaderEpochs(entries), each):
             if each.is_first_epoch_read or each.is_verified:
-                note(_WRONG_CHECKPOINT.found(each.segment.data_key, offsets=_range(each)))
+                note(finding("external.checkpoint", each.segment.data_key, offsets=_range(each)))
             is_doubtful = True
             continue
         return entries, is_doubtful
@@ -319,7 +317,7 @@ def _verified(
     claimed = facts.epochs
     if epochs and claimed and epochs != claimed:
         place, offsets = facts.segment.data_key, _range(facts)
-        note(_WRONG_EPOCHS.found(place, offsets=offsets, claimed=_text(claimed), batches=_text(epochs)))
+        note(finding("external.leader-epochs", place, offsets=offsets, claimed=_text(claimed), batches=_text(epochs)))
     # A cleaned segment ends before its last offset. Its end beyond the next segment's base is not trusted.
     limit = min((base for base in bases if base >= end), default=facts.next_offset)
     next_offset = min(facts.next_offset, max(end, limit))

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -22,7 +21,7 @@ from json_schemas import COMMANDS as JSON_COMMANDS
 from json_schemas import SCHEMAS, schema_text
 
 from local import errors
-from local.verify.findings import CODES, FindingCode
+from local.verify.findings import CATALOG, CODES, FindingCode, finding
 from tiered.cli.errors import Exit, exit_code
 from tiered.cli.main import COMMANDS
 from tiered.config.properties import PROPERTIES, Kind, Property, Source
@@ -170,28 +169,19 @@ def render_exit_codes() -> str:
     )
 
 
-# The modules that declare codes of findings, by the commands that print them.
+# The titles of the groups of the catalog: the commands that report the codes.
 _CHECKS = {
-    "`tiered verify`": (
-        "local.verify.findings", "local.verify.directories", "local.verify.segment_checks", "local.verify.index_checks",
-        "tiered.health.bucket_verifying",
-    ),
-    "`tiered scrub`, `tiered verify --remote`": (
-        "remote.check.partition_check", "remote.fetch.segment_check", "tiered.health.scrub",
-    ),
-    "`tiered rewrite redact`": ("tiered.jobs.key_search",),
-    "A bucket in an external layout": (
-        "remote.external.aiven_layout", "tiered.read.external_segments", "tiered.read.external_partition",
-    ),
-    "`tiered doctor`": ("tiered.health.doctor",),
-    "`tiered config lint`, `tiered doctor`": (
-        "tiered.health.lint", "tiered.health.broker_file",
-    ),
-}  # fmt: skip
+    "verify": "`tiered verify`",
+    "scrub": "`tiered scrub`, `tiered verify --remote`",
+    "redact": "`tiered rewrite redact`",
+    "external": "A bucket in an external layout",
+    "doctor": "`tiered doctor`",
+    "lint": "`tiered config lint`, `tiered doctor`",
+}
 _FINDINGS = """# Findings
 
-Generated from the declared codes by `python tests/unit/project/test_docs_generated.py`; a test fails when the two
-differ.
+Generated from `local/verify/findings.json` by `python tests/unit/project/test_docs_generated.py`; a test fails when the
+two differ.
 
 A finding is one result of a check ([terms](../explanation/terms-problem-finding-alert.md)). JSON has its code in
 `code`. A code is stable; its text may change. Names in braces are facts of the finding. Other facts follow the text as
@@ -213,30 +203,15 @@ never synced may be torn, for example. `{set}` is the command that changes a set
 def render_findings() -> str:
     """The page ``docs/reference/findings.md``."""
     parts = [_FINDINGS]
-    for commands, modules in _CHECKS.items():
-        rows = [_finding_row(code) for name in modules for code in declared_codes(name)]
-        table = "\n".join(rows)
-        parts.append(f"## {commands}\n\n| code | severity | finding | next step |\n|---|---|---|---|\n{table}\n")
+    for group, title in _CHECKS.items():
+        table = "\n".join(_finding_row(code, known) for code, known in CATALOG[group].items())
+        parts.append(f"## {title}\n\n| code | severity | finding | next step |\n|---|---|---|---|\n{table}\n")
     return "\n".join(parts)
 
 
-def declared_codes(module: str) -> list[FindingCode]:
-    """The codes that a module declares, as constants or in the rows of its table."""
-    found = importlib.import_module(module)
-    codes = [each for each in vars(found).values() if isinstance(each, FindingCode)]
-    rules = {rule.code.code: rule.code for rule in getattr(found, "RULES", ())}
-    codes += rules.values()
-    return [each for each in codes if f'("{each.code}"' in source_of(module) or each.code in rules]
-
-
-def source_of(module: str) -> str:
-    """The text of a module without line breaks between a call and its first argument."""
-    return re.sub(r"\(\s+", "(", (ROOT / f"{module.replace('.', '/')}.py").read_text())
-
-
-def _finding_row(code: FindingCode) -> str:
-    what, step = (each.replace("|", "\\|").replace("<", "&lt;") for each in (code.text, code.next_step))
-    return f"| `{code.code}` | {code.severity.name.lower()} | {what} | {step} |"
+def _finding_row(code: str, known: FindingCode) -> str:
+    what, step = (each.replace("|", "\\|").replace("<", "&lt;") for each in (known.text, known.next_step))
+    return f"| `{code}` | {known.severity} | {what} | {step} |"
 
 
 def render_schema_list() -> str:
@@ -330,23 +305,25 @@ def test_findings_page_equals_the_generated_page() -> None:
     assert FINDINGS.read_text() == render_findings(), "run: python tests/unit/project/test_docs_generated.py"
 
 
-def test_every_module_with_a_finding_code_is_on_the_findings_page() -> None:
-    listed = {code.code for modules in _CHECKS.values() for name in modules for code in declared_codes(name)}
-    assert listed == set(CODES)
-    declaring = {
-        path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
-        for package in ("local", "remote", "policies", "tiered")
-        for path in (ROOT / package).rglob("*.py")
-        if re.search(
-            r"^from local\.verify\.findings import .*\b(?:info|warning|error|corrupt)\b", path.read_text(), re.M
-        )
-    }
-    assert declaring | {"local.verify.findings"} == {name for modules in _CHECKS.values() for name in modules}
+def test_the_catalog_of_findings_has_the_codes_of_the_checks_and_no_other() -> None:
+    named = set()
+    for path in (each for package in ("local", "remote", "tiered") for each in (ROOT / package).rglob("*.py")):
+        for call in (each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.Call)):
+            if getattr(call.func, "id", getattr(call.func, "attr", "")) in ("finding", "Rule"):
+                assert not isinstance(call.args[0], ast.JoinedStr), f"a code is a literal: {path}:{call.lineno}"
+                named |= {each.value for each in ast.walk(call.args[0]) if isinstance(each, ast.Constant)}
+    assert named <= set(CODES)
+    sources = "".join(
+        path.read_text() for package in ("local", "remote", "tiered") for path in (ROOT / package).rglob("*.py")
+    )
+    assert [code for code in CODES if f'"{code}"' not in sources] == []
+    assert list(CATALOG) == list(_CHECKS)
+    assert sum(map(len, CATALOG.values())) == len(CODES), "a code is in one group"
 
 
-def test_every_finding_code_is_declared_once() -> None:
-    words = [code.code for modules in _CHECKS.values() for name in modules for code in declared_codes(name)]
-    assert len(words) == len(set(words))
+@pytest.mark.parametrize("code", CODES)
+def test_severity_of_a_code_is_known(code: str) -> None:
+    assert finding(code, "here", what="").severity.name.lower() == CODES[code].severity
 
 
 def test_settings_page_equals_the_generated_page() -> None:

@@ -254,7 +254,6 @@ def _redact(work: _Work, scans: Sequence[Scan]) -> int:
 
 def _print_plans(work: _Work, scans: Sequence[Scan], plans: Sequence[Redaction]) -> Exit:
     """Print the plans; the findings are the unread segments, and without a segment to rewrite those with keys too."""
-    from tiered.jobs.key_search import NOT_READ
 
     session, job = work.job.session, work.job
     holders, findings = _holders(work, scans, plans, now_ms()), _findings(scans)
@@ -273,7 +272,7 @@ def _print_plans(work: _Work, scans: Sequence[Scan], plans: Sequence[Redaction])
         session.say(_why_nothing(plans))
         return _report_findings(work, findings)
     session.say(f"{_price(plans)}; nothing changed")
-    unread = [each for each in findings if each.code == NOT_READ.code]
+    unread = [each for each in findings if each.code == "redact.not-read"]
     return _report_findings(work, unread) if unread else Exit.DONE
 
 

@@ -104,8 +104,8 @@ def _verify_local(
     session: Session, targets: tuple[str, ...], output: str, *, deep: bool, fix_index: bool, threads: int | None
 ) -> int:
     from local.storage import DiskStorage
-    from local.verify.directories import ABSENT, VerifyOptions, check_log_dirs, size_of
-    from local.verify.findings import Severity, worst
+    from local.verify.directories import VerifyOptions, check_log_dirs, size_of
+    from local.verify.findings import Severity, finding, worst
 
     storage, paths = DiskStorage(), _paths(session, targets)
     default, of_topics = _index_intervals(session, storage)
@@ -121,7 +121,7 @@ def _verify_local(
     with byte_progress(session, "verified", size_bytes, bar_least_bytes=_BAR_BYTES_MIN) as on_bytes:
         for path in paths:
             if not targets and len(paths) > 1 and not storage.is_directory(path):
-                found.append(ABSENT.found(path))
+                found.append(finding("log-dir.missing", path))
                 continue
             found += _verified(session, storage, path, options, on_bytes, fix_index=fix_index)
     rows = [_row(each) for each in sorted(found, key=lambda each: (-each.severity, each.where, each.at or 0))]
