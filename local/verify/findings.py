@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from importlib.resources import files
 from string import Formatter
-
-import msgspec
 
 from local.errors import AccessDenied, Corrupt, DiskFailed
 from local.storage.storage import PASSING
@@ -95,9 +94,10 @@ class FindingCode:
 
 
 # The catalog, by the group of commands that report the codes.
-CATALOG = msgspec.json.decode(
-    files(__package__).joinpath("findings.json").read_bytes(), type=dict[str, dict[str, FindingCode]]
-)
+CATALOG: dict[str, dict[str, FindingCode]] = {
+    group: {code: FindingCode(**known) for code, known in codes.items()}
+    for group, codes in json.loads(files(__package__).joinpath("findings.json").read_text(encoding="utf-8")).items()
+}
 CODES = {code: known for codes in CATALOG.values() for code, known in codes.items()}
 
 

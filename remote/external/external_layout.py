@@ -31,9 +31,9 @@ from functools import partial
 from typing import Protocol
 
 from local.errors import Corrupt, InvalidRequest
-from local.names import check_topic_id, parse_partition_directory
+from local.names import parse_partition_directory
 from local.verify.findings import Finding
-from remote.keys import TOPIC_ID_LENGTH
+from remote.keys import parse_topic_directory
 from remote.manifest.catalog import RemotePartitionName
 from remote.segment_entry import SegmentEntry
 from remote.segments.index_bundle import CHUNK_BYTES, PLAIN, ZSTD, ChunkTable
@@ -225,13 +225,8 @@ def complete_segments(
 
 def parse_kafka_directory(name: str) -> tuple[str, int, str] | None:
     """Return (topic, partition, topic id) of ``orders-3-<topic id>``; None for anything else."""
-    if name[-TOPIC_ID_LENGTH - 1 : -TOPIC_ID_LENGTH] != "-":
-        return None
-    partition = parse_partition_directory(name[: -TOPIC_ID_LENGTH - 1])
-    try:
-        topic_id = check_topic_id(name[-TOPIC_ID_LENGTH:])
-    except InvalidRequest:
-        return None
+    directory, topic_id = parse_topic_directory(name) or ("", "")
+    partition = parse_partition_directory(directory)
     return (partition.topic, partition.partition, topic_id) if partition is not None else None
 
 

@@ -23,7 +23,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 
 from local.errors import AccessDenied, Corrupt, LogError, NotFound
@@ -343,15 +343,13 @@ class LocalCopies:
 
     def __init__(self, open_manager: Callable[[], LogManager]) -> None:
         self._open_manager = open_manager
-        self._opened: LogManager | None = None
-        self._is_tried = False
 
     def __enter__(self) -> LocalCopies:
         return self
 
     def __exit__(self, *rest: object) -> None:
-        if self._opened is not None:
-            self._opened.close()
+        if (opened := self.__dict__.get("_manager")) is not None:
+            opened.close()
 
     def __call__(self, name: RemotePartitionName, entry: SegmentEntry) -> bool:
         log = self.log(name)
@@ -359,7 +357,7 @@ class LocalCopies:
 
     def log(self, name: RemotePartitionName) -> Log | None:
         """Return the partition's log; None if this machine lacks it, or has another topic of that name."""
-        manager = self._manager()
+        manager = self._manager
         try:
             if manager is None or manager.topics.get(name.topic).topic_id != name.topic_id:
                 return None
@@ -367,14 +365,13 @@ class LocalCopies:
         except LogError:
             return None
 
+    @cached_property
     def _manager(self) -> LogManager | None:
-        if not self._is_tried:
-            self._is_tried = True
-            try:
-                self._opened = self._open_manager()
-            except LogError as error:
-                _log.warning("the disk is not searched for good copies: error=%s", error)
-        return self._opened
+        try:
+            return self._open_manager()
+        except LogError as error:
+            _log.warning("the disk is not searched for good copies: error=%s", error)
+            return None
 
 
 def has_same_bytes(log: Log, entry: SegmentEntry) -> bool:
