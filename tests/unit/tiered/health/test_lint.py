@@ -102,7 +102,7 @@ def test_lint_rule_reports_its_setting(settings: dict[str, str], key: str, words
 
 
 def test_every_lint_rule_has_a_case_that_triggers_it() -> None:
-    silent = {rule.code.code for rule in RULES}
+    silent = {rule.code for rule in RULES}
     for settings, _, _ in BITES:
         effective = {each.name: each for each in Config.load(None, settings, {}).explain("")}
         silent -= {each.code for each in hints(Subject.of("", effective))}
