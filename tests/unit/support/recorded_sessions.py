@@ -341,7 +341,6 @@ class Player:
             mock.patch.object(DiskStorage, "modified_ms", return_value=self.now_ms),
             mock.patch.object(DiskStorage, "space", return_value=_ROOM),
             mock.patch.object(doctor.resource, "getrlimit", return_value=(65536, 65536)),
-            mock.patch.object(doctor, "lock_holder", return_value=None),
             mock.patch.object(importlib.metadata, "version", lambda name: _VERSIONS[name]),
             mock.patch.object(platform, "python_version", return_value="3.12.9"),
             mock.patch.object(kernels, "implementation", return_value="compiled"),
