@@ -58,8 +58,9 @@ class Limits:
 
 
 def read_table(file: str, name: str, row: type[Row]) -> list[Row]:
-    """Return the rows ``[[name]]`` of a TOML file of this folder."""
-    return msgspec.toml.decode(_packaged(file), type=dict[str, list[row]])[name]  # type: ignore[valid-type]
+    """Return the rows ``[[name]]`` of a TOML file of this folder. For constants: it creates a decoder."""
+    rows = msgspec.json.Decoder(list[row])  # type: ignore[valid-type]
+    return rows.decode(msgspec.json.encode(msgspec.toml.decode(_packaged(file))[name]))
 
 
 def _packaged(file: str) -> str:
