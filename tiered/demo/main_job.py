@@ -141,7 +141,6 @@ def run_demo(
     limit: int | None = None,
     with_spark: bool = True,
     report: Report = lambda name, share: None,
-    now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
 ) -> DemoResult:
     """Run the job in `directory`. Raises InvalidRequest for a missing package, Corrupt for a wrong record."""
     if with_spark:
@@ -155,7 +154,7 @@ def run_demo(
         config = replace(
             Config.load(None, SETTINGS, {}, local_dir=str(root / "data")), remote_url=url, remote_options=options
         )
-        job = _Job(report, now_ms())
+        job = _Job(report, int(time.time() * 1000))
         with LogManager.open(config, now_ms=job.now_ms) as manager:
             flights = _load(job, limit)
             _append(job, manager, flights)
