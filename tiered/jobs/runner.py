@@ -16,7 +16,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -78,22 +78,11 @@ class Here:
     def run(
         self, description: str, work: Iterable[W], do: Callable[[W], R], total: int | None = None
     ) -> Iterator[list[tuple[W, R]]]:
-        pieces = self._until_stopped(work)
-        if self.threads == 1:
-            yield from ([(piece, do(piece))] for piece in pieces)
-            return
-        with ThreadPoolExecutor(self.threads, thread_name_prefix="job") as pool:
-            while some := list(islice(pieces, self.threads)):
-                yield from ([pair] for pair in zip(some, pool.map(do, some), strict=True))
-
-    def _until_stopped(self, work: Iterable[W]) -> Iterator[W]:
-        pieces = iter(work)
-        while not self.should_stop():
-            try:
-                piece = next(pieces)
-            except StopIteration:
-                return
-            yield piece
+        pieces, several = iter(work), self.threads > 1
+        with ThreadPoolExecutor(self.threads, thread_name_prefix="job") if several else nullcontext() as pool:
+            apply: Callable[[Callable[[W], R], Iterable[W]], Iterator[R]] = map if pool is None else pool.map
+            while not self.should_stop() and (some := list(islice(pieces, self.threads))):
+                yield from ([pair] for pair in zip(some, apply(do, some), strict=True))
 
     def compacted(self, bucket: Bucket, plans: Sequence[CompactionPlan]) -> Mapping[int, list[GroupResult]]:
         from local.storage import DiskStorage
