@@ -124,10 +124,7 @@ def _is_on_this_machine(master: str) -> bool:
 def _started(app_name: str, settings: Mapping[str, str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.appName(app_name)
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    return register(builder.getOrCreate())
+    return register(SparkSession.builder.appName(app_name).config(map=dict(settings)).getOrCreate())
 
 
 def register(spark: SparkSession) -> SparkSession:
