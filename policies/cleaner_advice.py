@@ -57,9 +57,11 @@ def advise(cleaner: CleanerFacts, logs: Sequence[LogFacts], runs: Sequence[Clean
     found = [*_full_buffers(cleaner, runs), *_too_slow(cleaner, runs)]
     for facts in logs:
         own = [run for run in runs if run.name == facts.log.partition and run.error is None]
+        open_since = f"a transaction that is open since offset {facts.held_from}"
+        held = f"{open_since} prevents the cleaning of all later records; abort it"
         for rule, setting, text in (
             ("never-cleanable", "min.compaction.lag.ms", _never_due(facts.rules)),
-            ("held-by-transaction", None, _held_by_a_transaction(facts.held_from)),
+            ("held-by-transaction", None, held if facts.held_from is not None else None),
             ("never-rolls", "max.compaction.lag.ms", _never_rolls(facts)),
             ("idle-passes", "max.compaction.lag.ms", _idle_passes(facts.rules.max_compaction_lag_ms, own[-RUNS_MIN:])),
         ):
@@ -149,14 +151,6 @@ def _never_due(rules: PartitionRules) -> str | None:
         f"min.compaction.lag.ms={format_ms(rules.min_compaction_lag_ms)} allows their compaction: "
         "the cleaner never compacts the topic"
     )
-
-
-def _held_by_a_transaction(held_from: int | None) -> str | None:
-    """Find an open transaction in the first dirty segment: it prevents cleaning of all later records."""
-    if held_from is None:
-        return None
-    open_since = f"a transaction that is open since offset {held_from}"
-    return f"{open_since} prevents the cleaning of all later records; abort it"
 
 
 def _never_rolls(facts: LogFacts) -> str | None:

@@ -112,6 +112,7 @@ def log_to_clean(snapshot: PartitionSnapshot) -> LogToClean:
     clean = sum(each.size_bytes for each in snapshot.closed if each.next_offset <= dirty_from)
     cleanable = sum(each.size_bytes for each in snapshot.closed if dirty_from < each.next_offset <= upto)
     whole = sum(each.size_bytes for each in snapshot.segments)
+    overdue_from_ms = _overdue_from_ms(snapshot, dirty_from)
     return LogToClean(
         partition=snapshot.partition,
         first_dirty_offset=dirty_from,
@@ -120,7 +121,7 @@ def log_to_clean(snapshot: PartitionSnapshot) -> LogToClean:
         cleanable_bytes=cleanable,
         uncleanable_bytes=whole - clean - cleanable,
         min_dirty_ratio=snapshot.rules.min_cleanable_dirty_ratio,
-        delay_ms=_delay_ms(snapshot, dirty_from),
+        delay_ms=0 if overdue_from_ms is None else max(0, snapshot.now_ms - overdue_from_ms + 1),
         is_unfinished=snapshot.cleaner_reach > dirty_from,
     )
 
@@ -227,11 +228,6 @@ def _is_too_young(snapshot: PartitionSnapshot, segment: SegmentInfo) -> bool:
 
 def _dirty_closed(snapshot: PartitionSnapshot, dirty_from: int) -> list[SegmentInfo]:
     return [each for each in snapshot.closed if each.next_offset > dirty_from]
-
-
-def _delay_ms(snapshot: PartitionSnapshot, dirty_from: int) -> int:
-    overdue_from_ms = _overdue_from_ms(snapshot, dirty_from)
-    return 0 if overdue_from_ms is None else max(0, snapshot.now_ms - overdue_from_ms + 1)
 
 
 def _overdue_from_ms(snapshot: PartitionSnapshot, dirty_from: int) -> int | None:

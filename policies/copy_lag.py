@@ -68,8 +68,7 @@ def uncopied_with_newer(snapshot: PartitionFigures) -> Iterator[tuple[SegmentInf
 
 
 def segment_due_ms(snapshot: PartitionFigures, segment: SegmentInfo, newer_bytes: int) -> float:
-    """Return the time in ms from which a local segment may be copied: outside the copy window, the window's next start
-    at least."""
+    """Return the time in ms from which a local segment may be copied, in the copy window."""
     due_ms, open_ms = _due_ms(snapshot, segment, newer_bytes), snapshot.rules.copy_window.next_open_ms(snapshot.now_ms)
     return due_ms if open_ms == snapshot.now_ms else max(due_ms, open_ms)
 
@@ -93,7 +92,7 @@ def are_uploads_held(snapshot: PartitionFigures) -> bool:
 
 
 def without_copy_lag(snapshot: PartitionSnapshot) -> PartitionSnapshot:
-    """Return the snapshot with rules that copy each closed segment at once."""
+    """Return the snapshot with rules that copy each closed segment at once: a producer waits for its records."""
     return replace(snapshot, rules=replace(snapshot.rules, copy_lag_ms=0, copy_window=ALL_DAY))
 
 

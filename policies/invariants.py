@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 
 from local.facts import SegmentInfo
 from policies.decisions import (
@@ -31,13 +31,11 @@ from policies.decisions import (
     RollActive,
     place_of,
 )
-from policies.snapshot import PartitionSnapshot
+from policies.snapshot import Coverage, PartitionSnapshot
 from remote.manifest.view import DEFAULT_VIEW
 from remote.segment_entry import SegmentEntry, SegmentState
 
-_Gap = tuple[int, int]  # half open; the last gap has no end
 MANIFESTS_RETAINED_MIN = 100  # manifests below the newest, for readers that are about to read one
-_NO_END = 1 << 63  # Kafka's offsets are signed 64-bit numbers
 
 
 @dataclass(slots=True)
@@ -49,7 +47,7 @@ class _World:
     | `entries`, `local` | remaining entries by ulid and segments by base offset, oldest first |
     | `unknown` | offset ranges of entries that only a page holds, ascending; no single one of them may expire |
     | `copyable` | closed segments that are not empty, ascending |
-    | `gaps` | offsets that neither `entries` nor `unknown` holds; may omit those of expired entries |
+    | `coverage` | the offsets of `entries` and `unknown`; may include those of expired entries |
     | `named_keys` | pending deletes that an entry still names |
     | `view_reaches` | bound of the log start: above it, the view kept by a threshold would lose records |
     """
@@ -64,19 +62,15 @@ class _World:
     copied_upto: int
     unlinked_ms: dict[str, int]
     named_keys: frozenset[str]
-    gaps: list[_Gap] | None = None
+    coverage: Coverage | None = None
     is_cleaned: bool = False
     replaced: set[str] = field(default_factory=set)
     view_reaches: int | None = None
 
     def holds(self, base_offset: int, next_offset: int) -> bool:
-        retained_from = max(base_offset, self.log_start_offset)
-        if retained_from >= next_offset:
-            return True
-        if self.gaps is None:
-            self.gaps = _gaps((*_ranges(self.entries.values()), *self.unknown))
-        gap_base, _ = self.gaps[bisect_right(self.gaps, retained_from, key=itemgetter(1))]
-        return gap_base >= next_offset
+        if self.coverage is None:
+            self.coverage = Coverage.of((*_ranges(self.entries.values()), *self.unknown))
+        return self.coverage.holds(max(base_offset, self.log_start_offset), next_offset)
 
     def next_to_copy(self) -> SegmentInfo | None:
         reached = max(self.copied_upto, self.log_start_offset)
@@ -128,16 +122,6 @@ def _view_reaches(snapshot: PartitionSnapshot) -> int | None:
     horizons = [view.horizon_offset for view in snapshot.all_views if view.name == DEFAULT_VIEW and view.is_built]
     horizon = horizons[0] if horizons else snapshot.log_start_offset
     return horizon if horizon >= snapshot.log_start_offset else None
-
-
-def _gaps(ranges: Iterable[tuple[int, int]]) -> list[_Gap]:
-    gaps: list[_Gap] = []
-    reached = 0
-    for base_offset, next_offset in sorted(ranges):
-        if base_offset > reached:
-            gaps.append((reached, base_offset))
-        reached = max(reached, next_offset)
-    return [*gaps, (reached, _NO_END)]
 
 
 def _check(world: _World, decision: Decision) -> Iterator[str]:
@@ -296,7 +280,7 @@ def _check_give_up(world: _World, decision: DisableTier) -> Iterator[str]:
         yield f"outside the log [{snapshot.log_start_offset}, {snapshot.next_offset}]"
     world.log_start_offset = max(world.log_start_offset, decision.offset)
     world.entries.clear()
-    world.unknown, world.gaps = [], None
+    world.unknown, world.coverage = [], None
 
 
 def _was_tier_disabled(snapshot: PartitionSnapshot, decision: ExpireRemote | ExpirePage) -> bool:
@@ -316,7 +300,7 @@ def _check_expire(world: _World, decision: ExpireRemote) -> Iterator[str]:
     entry = world.entries.pop(decision.ulid)
     if entry.next_offset > world.log_start_offset:
         yield f"holds records at or above the log start {world.log_start_offset}"
-        world.gaps = None
+        world.coverage = None
 
 
 def _check_expire_page(world: _World, decision: ExpirePage) -> Iterator[str]:
@@ -330,7 +314,7 @@ def _check_expire_page(world: _World, decision: ExpirePage) -> Iterator[str]:
         yield "not the oldest"
     if page.next_offset > world.log_start_offset:
         yield f"holds records at or above the log start {world.log_start_offset}"
-        world.gaps = None
+        world.coverage = None
     for ulid in held:
         del world.entries[ulid]
     world.unknown = [each for each in world.unknown if each[0] >= page.next_offset]

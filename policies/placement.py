@@ -64,8 +64,8 @@ def assign_replicas(
     for partition in range(first_partition, first_partition + partitions):
         leader = (partition + start_index) % len(order)
         # The shift grows by one with each full round of leaders, from partition 0 or from this call's first partition.
-        rounds = partition // len(order) - max(0, first_partition - 1) // len(order)
-        assigned[partition] = _replicas(order, leader, shift + rounds, replication_factor)
+        full_rounds = partition // len(order) - max(0, first_partition - 1) // len(order)
+        assigned[partition] = _replicas(order, leader, shift + full_rounds, replication_factor)
     return assigned
 
 
@@ -95,17 +95,15 @@ def _reason_against(each: LogDirFacts, free_bytes_min: int, free_share_min: floa
 def _replicas(order: Sequence[Broker], leader: int, shift: int, replication_factor: int) -> tuple[int, ...]:
     """Return the leader and its followers. Kafka multiplies the shift by the number of racks."""
     rack_count = len({broker.rack for broker in order})
-    chosen, racks = [order[leader].broker_id], {order[leader].rack}
-    taken = set(chosen)
+    replicas, racks = [order[leader].broker_id], {order[leader].rack}
     steps = count()
-    while len(chosen) < replication_factor:
+    while len(replicas) < replication_factor:
         distance = 1 + (shift * rack_count + next(steps)) % (len(order) - 1)
         broker = order[(leader + distance) % len(order)]
-        if broker.broker_id not in taken and (broker.rack not in racks or len(racks) == rack_count):
-            chosen.append(broker.broker_id)
-            taken.add(broker.broker_id)
+        if broker.broker_id not in replicas and (broker.rack not in racks or len(racks) == rack_count):
+            replicas.append(broker.broker_id)
             racks.add(broker.rack)
-    return tuple(chosen)
+    return tuple(replicas)
 
 
 def _check_numbers(partitions: int, replication_factor: int, start_index: int, shift: int, first: int) -> None:

@@ -52,7 +52,7 @@ MANIFESTS_AT_ONCE = 200  # each deletion leaves a permanent boundary object
 def expirations(snapshot: PartitionSnapshot) -> list[ExpireRemote]:
     """Return the known entries to expire, oldest first, up to the first segment that is being copied."""
     limits = snapshot.rules.log_limits
-    kept_bytes = log_bytes(snapshot) if limits.bytes is not None else 0
+    retained_bytes = log_bytes(snapshot) if limits.bytes is not None else 0
     first_copying = min(snapshot.copying, default=None)
     expired: list[ExpireRemote] = []
     for entry in snapshot.known_oldest():
@@ -60,13 +60,13 @@ def expirations(snapshot: PartitionSnapshot) -> list[ExpireRemote]:
             break
         reason: str | None = f"below the log start {snapshot.log_start_offset}"
         if entry.next_offset > snapshot.log_start_offset:
-            is_too_large = limits.bytes is not None and kept_bytes - entry.size_bytes >= limits.bytes
-            too_large = f"{kept_bytes} bytes kept, retention.bytes={limits.bytes}" if is_too_large else None
+            is_too_large = limits.bytes is not None and retained_bytes - entry.size_bytes >= limits.bytes
+            too_large = f"{retained_bytes} bytes kept, retention.bytes={limits.bytes}" if is_too_large else None
             reason = _too_old(entry, snapshot.now_ms, limits.ms) or too_large
         if reason is None:
             break
         if entry.next_offset > snapshot.log_start_offset:
-            kept_bytes -= entry.size_bytes
+            retained_bytes -= entry.size_bytes
         expired.append(expire_entry(entry, reason))
     return expired
 

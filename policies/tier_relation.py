@@ -121,7 +121,11 @@ def tier_relation(local: LocalTier, remote: RemoteTier | None) -> TierVerdict:
         return TierVerdict(relation=Relation.DIVERGED, from_offset=contradicted, only_here=only_here)
     if not local.held:
         return TierVerdict(relation=Relation.EMPTY)
-    only_here = _only_here(local, _proof(remote))
+    # Proofs are the ranges in the bucket, and the expired ranges below the log start: above it they would be gaps.
+    start, counting = remote.log_start_offset, remote.entries if remote.counts else ()
+    proofs = [(each.base_offset, each.next_offset) for each in counting]
+    proofs += [(each.base_offset, min(each.next_offset, start)) for each in remote.expired if each.base_offset < start]
+    only_here = _only_here(local, Coverage.of(proofs))
     is_behind = local.next_offset < remote.allocated_end_offset
     if only_here and (is_behind or (remote.is_other_writer and only_here[0][0] < remote.log_start_offset)):
         return TierVerdict(relation=Relation.UNPROVEN, from_offset=only_here[0][0], only_here=only_here)
@@ -146,14 +150,6 @@ def first_contradiction(local: LocalTier, history: Sequence[EpochRange]) -> int 
                 return at
             at = starts[number] if number < len(starts) else end
     return None
-
-
-def _proof(remote: RemoteTier) -> Coverage:
-    """Return the ranges in the bucket and the expired ranges below the log start; above it they would be gaps."""
-    held = [(each.base_offset, each.next_offset) for each in remote.entries if remote.counts]
-    start = remote.log_start_offset
-    expired = [(each.base_offset, min(each.next_offset, start)) for each in remote.expired if each.base_offset < start]
-    return Coverage.of([*held, *expired])
 
 
 def _only_here(local: LocalTier, proof: Coverage, *, from_offset: int = 0) -> tuple[tuple[int, int], ...]:

@@ -16,7 +16,6 @@ from policies.copy_lag import (
     uncopied,
     uncopied_with_newer,
     wait_reason,
-    without_copy_lag,
 )
 from policies.decisions import Action, Code, CopySegment, Deferral, RollActive, put_off
 from policies.formatting import format_ms
@@ -87,11 +86,6 @@ def copies(snapshot: PartitionSnapshot) -> list[CopySegment]:
     return found
 
 
-def copies_at_once(snapshot: PartitionSnapshot) -> list[CopySegment]:
-    """Return `copies` without the copy lag (KIP-1241): a producer waits for these records."""
-    return copies(without_copy_lag(snapshot))
-
-
 def copy_deferrals(
     snapshot: PartitionSnapshot, *, is_cleaning: bool = False, is_rolling: bool = False
 ) -> list[Deferral]:
@@ -112,10 +106,6 @@ def copy_deferrals(
     if active is not None and not active.is_empty and active.next_offset > snapshot.log_start_offset:
         found.append(_active_deferral(snapshot, active, is_rolling=is_rolling))
     return found
-
-
-def copy_deferrals_at_once(snapshot: PartitionSnapshot) -> list[Deferral]:
-    return copy_deferrals(without_copy_lag(snapshot))
 
 
 def _hindrance(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int | None) -> tuple[Code, str] | None:

@@ -207,6 +207,8 @@ def plan_cost(
         usage = {name: place.whole_usage() for name, place in places.items()}
     changes = [_change(places[line.partition], line.decision) for line in lines]
     dollars = bill_changes(usage.values(), changes, prices)
+    shares = zip(usage, storage_dollars(list(usage.values()), prices), strict=True)
+    own = [astuple(share) for name, share in shares if name in places]
     now_bytes = sum(_bytes(place.usage(place.snapshot.committed_parts)) for place in places.values())
     # The entries of a disabled tier count for nothing already: readers do not see them.
     visible = [
@@ -218,7 +220,7 @@ def plan_cost(
     dropped = sum(each.decision.size_bytes for each in lines if isinstance(each.decision, DropLocal))
     return PlanCost(
         lines=tuple(replace(line, monthly_dollars=each) for line, each in zip(lines, dollars, strict=True)),
-        now=_bill_of(usage, places, prices),
+        now=StorageDollars(*map(sum, zip((0.0, 0.0, 0.0), *own, strict=True))),
         now_bytes=now_bytes,
         then_bytes=now_bytes + sum(map(_bytes, visible)),
         now_disk_bytes=disk,
@@ -263,14 +265,6 @@ def _change(place: _Place, decision: Decision) -> StorageUsage:
 
 def _bytes(usage: StorageUsage) -> int:
     return usage.small_bytes + sum(each.size_bytes for each in usage.data.values())
-
-
-def _bill_of(
-    usage: Mapping[TopicPartition, StorageUsage], names: Iterable[TopicPartition], prices: PriceTable
-) -> StorageDollars:
-    shares = dict(zip(usage, storage_dollars(list(usage.values()), prices), strict=True))
-    parts = [(0.0, 0.0, 0.0), *(astuple(shares[name]) for name in names if name in shares)]
-    return StorageDollars(*map(sum, zip(*parts, strict=True)))
 
 
 def _priced_run(place: _Place, run: list[Decision]) -> list[DecisionCost]:

@@ -140,8 +140,8 @@ def month_of(stream: Stream, prices: PriceTable) -> Simulated:
     """Return a month of one partition in its steady state, scaled from a shorter window."""
     workload = replace(stream.workload, reads=None)
     segment_ms = workload.batches_per_segment * workload.batch_ms
-    rounds = max(TICKS_PER_WINDOW, -(-segment_ms * SEGMENTS_PER_WINDOW // workload.tick_ms))
-    window_ms = min(DAYS_PER_MONTH * DAY_MS, rounds * workload.tick_ms)
+    ticks = max(TICKS_PER_WINDOW, -(-segment_ms * SEGMENTS_PER_WINDOW // workload.tick_ms))
+    window_ms = min(DAYS_PER_MONTH * DAY_MS, ticks * workload.tick_ms)
     min_days = sorted({each.min_days for each in prices.classes.values()})
     found = _simulated(workload, stream.rules, window_ms, tuple(min_days))
     factor = DAYS_PER_MONTH * DAY_MS / window_ms
@@ -289,26 +289,26 @@ def _intelligent(stream: Stream, month: Simulated, of: Prices) -> float:
 
     The share read in a month stays in the first tier, and all segments that are too small to be moved.
     """
-    kept = _kept_days(stream)
+    retained_days = _retention_days(stream)
     stored, objects = _stored(stream, month), stream.partitions * month.objects
     if month.object_bytes < of.monitored_min_bytes:
         return intelligent_storage(stored, objects, 0, of)
     stays = min(1.0, stream.read_share)
-    edges = [0.0, *(days for days, _ in of.later_bands), max(kept, 1.0)]
+    edges = [0.0, *(days for days, _ in of.later_bands), max(retained_days, 1.0)]
     dollars = intelligent_storage(stored * stays, 0, 0, of) + objects * of.monitoring_per_1000 / 1000
     for low, high in pairwise(edges):
-        part = max(0.0, min(high, kept) - min(low, kept)) / max(kept, 1e-9)
+        part = max(0.0, min(high, retained_days) - min(low, retained_days)) / max(retained_days, 1e-9)
         dollars += intelligent_storage(stored * (1 - stays) * part, 0, low, of)
     return dollars
 
 
-def _kept_days(stream: Stream) -> float:
+def _retention_days(stream: Stream) -> float:
     """Return the retention of a segment in days; of a log without limits, a year."""
     limits, workload = stream.rules.log_limits, stream.workload
-    kept = [365.0 if limits.ms is None and limits.bytes is None else float("inf")]
+    days = [365.0 if limits.ms is None and limits.bytes is None else inf]
     if limits.ms is not None:
-        kept.append(limits.ms / DAY_MS)
+        days.append(limits.ms / DAY_MS)
     if limits.bytes is not None:
         share = workload.compacted_share if stream.rules.cleanup_compact else 1.0
-        kept.append(limits.bytes / (workload.batch_bytes * share) * workload.batch_ms / DAY_MS)
-    return min(kept)
+        days.append(limits.bytes / (workload.batch_bytes * share) * workload.batch_ms / DAY_MS)
+    return min(days)

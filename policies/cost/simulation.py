@@ -40,7 +40,7 @@ from policies.tiering import completes_commit
 from remote.manifest.page_out import PageRule
 from remote.store import LIST_PAGE
 
-__all__ = ["RANGE_BYTES", "Counts", "Reads", "Schedule", "Simulated", "Workload", "simulate", "simulate_from_empty"]
+__all__ = ["RANGE_BYTES", "Counts", "Reads", "Schedule", "Simulated", "Workload", "simulate"]
 
 BOUNDARY_BYTES = 47
 PINS_LAG_MS = 10 * 60_000  # a listing of pins covers objects unlinked before this lag (`remote.gc.pins`)
@@ -61,14 +61,6 @@ def simulate(
     partition = _Partition(schedule, _Bucket(schedule, rule or PageRule(), min_days))
     partition.fill()
     return partition.run(window_ms)
-
-
-def simulate_from_empty(
-    workload: Workload, rules: PartitionRules, *, window_ms: int, rule: PageRule | None = None
-) -> Simulated:
-    """Simulate `window_ms` of a partition from its first batch on."""
-    schedule = Schedule(workload, rules)
-    return _Partition(schedule, _Bucket(schedule, rule or PageRule(), ())).run(window_ms)
 
 
 class Schedule:
@@ -420,7 +412,6 @@ class _Partition:
         self._pass_time(end_ms)
         schedule, sums, objects = self._schedule, self._sums, self._sums.objects / window_ms
         return Simulated(
-            window_ms=window_ms,
             counts=self._bucket.counts,
             stored_bytes=objects * schedule.stored_bytes,
             objects=objects,

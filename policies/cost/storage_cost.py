@@ -27,22 +27,22 @@ IN_STANDARD = ("small_bytes", "index_bytes", "waiting_bytes")  # fields of `Stor
 
 def monthly_storage(size_bytes: float, prices: Prices = S3_STANDARD) -> float:
     """Return the dollars per month for storing `size_bytes`, band by band."""
-    left = size_bytes / GIB
+    rest = size_bytes / GIB
     dollars = 0.0
     for width, price in prices.storage_bands:
-        in_band = left if width is None else min(left, width)
+        in_band = rest if width is None else min(rest, width)
         dollars += in_band * price
-        left -= in_band
+        rest -= in_band
     return dollars
 
 
 def last_price(size_bytes: float, prices: Prices = S3_STANDARD) -> float:
     """Return the dollars per GB-month of the last byte: the first saving of leaving the class."""
-    left = size_bytes / GIB
+    rest = size_bytes / GIB
     for width, price in prices.storage_bands:
-        if width is None or left <= width:
+        if width is None or rest <= width:
             return price
-        left -= width
+        rest -= width
     return prices.storage_bands[-1][1]
 
 
@@ -173,10 +173,10 @@ def usage_of(
         newest = (manifest.segments[-1].storage_class if manifest.segments else None) or STANDARD
         held = sum(entry.size_bytes for entry in known)
         parts += [of_page(page, newest, small / held if held else 0.0) for page in manifest.pages]
-    kept = max(1, manifest.sequence - manifest.gc_boundary)
+    manifests = max(1, manifest.sequence - manifest.gc_boundary)
     return replace(
         total_usage(parts),
-        index_bytes=manifest_bytes * kept + sum(page.page_bytes for page in manifest.pages),
+        index_bytes=manifest_bytes * manifests + sum(page.page_bytes for page in manifest.pages),
         waiting_bytes=manifest.waiting_bytes,
     )
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import fields
 
 import pytest
-from simulated_cases import BASE, far_off, workload_of
+from simulated_cases import BASE, far_off, simulate_from_empty, workload_of
 from simulated_run import DAY, HOUR, run
 from test_simulation import (  # noqa: F401 - fixtures
     nothing_waits_for_the_disk,
     the_store_is_asked_once_what_it_guarantees,
 )
 
-from policies.cost.simulation import Counts, simulate_from_empty
+from policies.cost.simulation import Counts
 from remote.store.open_store import open_store
 from tiered.config.config import Config, resolve_rules
 from tiered.demo.s3_endpoint import S3Endpoint

@@ -116,7 +116,8 @@ class ClockGuard:
         off_ms, store = wall_ms - expected, self._store
         if store is not None:
             return self._compared_with_store(wall_ms, expected, store[0] + counted - store[1], counted)
-        if abs(off_ms) <= JUMP_MS or self._stood_still(off_ms):
+        may_stop = self._is_start and not self._has_store and self.hold_ms > 0
+        if abs(off_ms) <= JUMP_MS or (may_stop and 0 < off_ms <= LONG_STOP_MS):
             return self._believe(wall_ms, counted, is_sure=not (self._is_unknown and self._has_store))
         began = self._current_jump(off_ms, counted, COUNTED, lasted_ms=self._doubted_before_ms(wall_ms))
         if self._has_store and self._is_start and self._asked_ms is None:
@@ -146,9 +147,6 @@ class ClockGuard:
             self._agreed, self._is_unknown = (found, counted), False
         self._current_jump(wall_ms - store_ms, counted, STORES)
         return found
-
-    def _stood_still(self, off_ms: int) -> bool:
-        return self._is_start and not self._has_store and 0 < off_ms <= LONG_STOP_MS and self.hold_ms > 0
 
     def _current_jump(self, off_ms: int, counted: int, of: str, *, lasted_ms: int = 0) -> _Jump:
         if self._jump is None or self._jump.of != of or abs(off_ms - self._jump.off_ms) > JUMP_MS:

@@ -327,8 +327,8 @@ def _largest(streams: Sequence[Stream]) -> Stream:
 
 
 def _place(streams: Sequence[Stream], variant: Scenario, along: str) -> int | float | None:
-    asked = variant.changes.get(along)
-    values = {asked} if asked is not None else {_value_of(each, along) for each in streams}
+    requested = variant.changes.get(along)
+    values = {requested} if requested is not None else {_value_of(each, along) for each in streams}
     value = values.pop() if len(values) == 1 else None
     return value if isinstance(value, (int, float)) else None
 

@@ -25,9 +25,10 @@ import msgspec
 from local.errors import InvalidRequest, LogError, NotFound, Unavailable
 from local.names import TopicPartition
 from local.storage import Storage, replace_file
+from policies.copy_lag import without_copy_lag
 from policies.decisions import Code, Plan
 from policies.snapshot import PartitionSnapshot
-from policies.tiering import copies_at_once, copy_deferrals_at_once
+from policies.tiering import copies, copy_deferrals
 
 if TYPE_CHECKING:
     from tiered.manager.manager import LogManager
@@ -125,8 +126,8 @@ def _try_once(
         if each.active is not None and each.active.base_offset < ends[each.partition]:
             manager.partitions.find(each.partition).log.roll(now_ms=now_ms)
     before = {name: held_upto(manager, name) for name in unfinished}
-    copies = {each.partition: copies_at_once(each) for each in _snapshots(manager, unfinished, now_ms)}
-    plan = Plan(now_ms=now_ms, decisions={name: found for name, found in copies.items() if found})
+    due = {each.partition: copies(without_copy_lag(each)) for each in _snapshots(manager, unfinished, now_ms)}
+    plan = Plan(now_ms=now_ms, decisions={name: found for name, found in due.items() if found})
     manager.apply(plan, should_stop=should_stop)
     problems = manager.problems
     for name in unfinished:
@@ -139,7 +140,7 @@ def _try_once(
 
 
 def _put_off(manager: LogManager, name: TopicPartition, now_ms: int) -> Unavailable:
-    late = [one for each in _snapshots(manager, [name], now_ms) for one in copy_deferrals_at_once(each)]
+    late = [one for each in _snapshots(manager, [name], now_ms) for one in copy_deferrals(without_copy_lag(each))]
     first = next((one for one in late if one.code is not Code.ACTIVE), None)
     if first is None:
         return Unavailable(f"{_ATTEMPT}, this attempt copied nothing", partition=name)

@@ -24,7 +24,7 @@ from policies.snapshot import PartitionSnapshot
 from policies.tiering import remote_unknown_deferrals
 from tiered.config.config import Config, resolve_rules
 from tiered.config.price_file import new_class, prices_or_none
-from tiered.config.properties import DEFAULTS, TABLE, Value, canonical, find_property, parse
+from tiered.config.properties import DEFAULTS, TABLE, canonical, find_property, parse
 from tiered.manager.manager import LogManager
 from tiered.status.status_report import all_usage, snapshots_at_hand, unread_partitions
 
@@ -226,8 +226,9 @@ def plan_basis(manager: LogManager, config: Config, topics: Iterable[str], price
         except NotFound:
             continue
         found[f"{name} topic id"] = topic.topic_id
-        effective = config.topic_properties(name, topic.properties)
-        found |= {f"{name} {key}": _spelled(parse(key, text)) for key, text in effective.items() if _counts(key, text)}
+        for key, text in config.topic_properties(name, topic.properties).items():
+            if key not in WITHOUT_EFFECT and (value := parse(key, text)) != parse(key, DEFAULTS[key]):
+                found[f"{name} {key}"] = ",".join(sorted(value)) if isinstance(value, frozenset) else str(value)
     return found
 
 
@@ -235,14 +236,6 @@ def basis_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str
     """Return ``orders retention.ms 86400000 -> 3600000`` for each fact that differs."""
     both = {name: (before.get(name, "built in"), now.get(name, "built in")) for name in sorted({*before, *now})}
     return [f"{name} {was} -> {has}" for name, (was, has) in both.items() if was != has]
-
-
-def _counts(key: str, text: str) -> bool:
-    return key not in WITHOUT_EFFECT and parse(key, text) != parse(key, DEFAULTS[key])
-
-
-def _spelled(value: Value) -> str:
-    return ",".join(sorted(value)) if isinstance(value, frozenset) else str(value)
 
 
 def _priced_by(prices: PriceTable | None) -> str:

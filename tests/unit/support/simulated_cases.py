@@ -9,7 +9,8 @@ from dataclasses import fields, replace
 
 from simulated_run import DAY, HOUR, Run, run
 
-from policies.cost.simulation import Counts, Reads, Simulated, Workload, simulate_from_empty
+from policies.cost.simulation import Counts, Reads, Schedule, Simulated, Workload, _Bucket, _Partition
+from policies.rules import PartitionRules
 from remote.manifest import commit_protocol
 from remote.manifest.page_out import PageRule
 from tiered.config.config import Config, log_settings, resolve_rules
@@ -129,6 +130,14 @@ MORE: dict[str, dict[str, object]] = {
         "reads_every_ms": 3 * DAY,
     },
 }
+
+
+def simulate_from_empty(
+    workload: Workload, rules: PartitionRules, *, window_ms: int, rule: PageRule | None = None
+) -> Simulated:
+    """Simulate `window_ms` of a partition from its first batch on."""
+    schedule = Schedule(workload, rules)
+    return _Partition(schedule, _Bucket(schedule, rule or PageRule(), ())).run(window_ms)
 
 
 def workload_of(

@@ -117,7 +117,9 @@ def show(session: Session, topics: tuple[str, ...] = TOPICS, output: str = OUTPU
         problems = topic_problems(manager, topics)
     rows = [TopicCost.of_fields(each) for each in report.rows()]
     if output == "table" and len(rows) > 1:
-        rows = [*rows, _sum(rows)]
+        values = {each.name: [getattr(row, each.name) for row in rows] for each in columns_of(TopicCost)[1:]}
+        sums = {name: None if None in some else sum(some) for name, some in values.items()}
+        rows.append(TopicCost.of(None, topic="total", **sums))
     prices, unread = PricesUsed.of(report.prices), unread_rows(report.all_unread)
     print_result(CostShow(prices, report.total, report.since_ms, report.rate_since_ms, unread, rows), output)
     code = session.report({**problems, **report.all_unread}, report.all_unread)
@@ -190,12 +192,6 @@ def advise(
 
 def _has_classes(session: Session) -> bool:
     return (session.config().remote_url or "").startswith("s3:")
-
-
-def _sum(rows: list[TopicCost]) -> TopicCost:
-    values = {each.name: [getattr(row, each.name) for row in rows] for each in columns_of(TopicCost)[1:]}
-    sums = {name: None if None in some else sum(some) for name, some in values.items()}
-    return TopicCost.of(None, topic="total", **sums)
 
 
 def _basis_line(report: CostReport) -> str:

@@ -6,7 +6,7 @@ import os
 from dataclasses import fields, replace
 
 import pytest
-from simulated_cases import CASES, both, far_off
+from simulated_cases import CASES, both, far_off, simulate_from_empty
 from simulated_run import DAY, HOUR, Run
 
 from policies.cost.simulation import (
@@ -17,7 +17,6 @@ from policies.cost.simulation import (
     _Bucket,
     _Partition,
     simulate,
-    simulate_from_empty,
 )
 from policies.rules import PartitionRules
 from remote.manifest.page_out import PageRule
