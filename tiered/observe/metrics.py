@@ -195,12 +195,12 @@ class Metrics:
         self._lock = threading.Lock()
         self._texts: dict[Form, str] = {}
         self._text_ms = -CACHE_MS
-        self._begun = {held.name: held.log.next_offset for held in manager.partitions.all()}
+        self._first_offsets = {held.name: held.log.next_offset for held in manager.partitions.all()}
         self._unopened = {
             name
             for topic in manager.topics.all()
             for number in range(topic.partition_count)
-            if (name := TopicPartition(topic.name, number)) not in self._begun
+            if (name := TopicPartition(topic.name, number)) not in self._first_offsets
         }
 
     def text(self, now_ms: int, form: Form = Form.PROMETHEUS) -> str:
@@ -241,9 +241,9 @@ class Metrics:
         if self._prices is None:
             return
         dollars = {(each.partition.topic, kind): 0.0 for each in found for kind in _KINDS}
-        for name, kept in storage_costs(self._manager, self._prices).items():
+        for name, cost in storage_costs(self._manager, self._prices).items():
             for kind in ("storage", "index", "waiting"):
-                dollars[name.topic, kind] = dollars.get((name.topic, kind), 0.0) + getattr(kept, kind)
+                dollars[name.topic, kind] = dollars.get((name.topic, kind), 0.0) + getattr(cost, kind)
         for each in found:
             dollars[each.partition.topic, "disk"] += each.local_bytes / GIB * self._prices.disk_per_gb_month
         for (topic, kind), value in sorted(dollars.items()):
@@ -254,8 +254,10 @@ class Metrics:
     def _appends(self) -> Iterator[Sample]:
         records = Counter[str]()
         for held in self._manager.partitions.all():
-            begun = self._begun.setdefault(held.name, held.log.next_offset if held.name in self._unopened else 0)
-            records[held.name.topic] += max(0, held.log.next_offset - begun)
+            first = self._first_offsets.setdefault(
+                held.name, held.log.next_offset if held.name in self._unopened else 0
+            )
+            records[held.name.topic] += max(0, held.log.next_offset - first)
         for topic, count in sorted(records.items()):
             yield Sample("tiered_append_records_total", count, (("topic", topic),))
 

@@ -83,10 +83,10 @@ def tier_sync(
     mark = node_mark(storage or DiskStorage(), manager.config.data_dirs)
     held = manager.partitions.all(names)
     with ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="sync") as pool:
-        return list(pool.map(partial(_look, mark), held))
+        return list(pool.map(partial(_compared, mark), held))
 
 
-def _look(mark: str | None, held: Partition) -> TierSync:
+def _compared(mark: str | None, held: Partition) -> TierSync:
     seen, manifest, problem = held.manifest(), None, None
     if held.metadata is not None:
         try:

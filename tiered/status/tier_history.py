@@ -320,18 +320,18 @@ class TierJournal:
 
     def _keep(self, now_ms: int, *, is_last: bool) -> None:
         storage, root = self._manager.directories.first_online()
-        series = self._series or self._begun()
+        series = self._series or self._earlier_notes()
         if series is None:
             return
         self._series = series
         if is_last or not series.total.has(now_ms):  # as the previous manager may have done
-            series.add(*look(self._manager, now_ms))
+            series.add(*points_now(self._manager, now_ms))
             self._is_written = False
         if not self._is_written:
             replace_file(storage, join(root, FILE), series.encoded())
             self._is_written = True
 
-    def _begun(self) -> TierSeries | None:
+    def _earlier_notes(self) -> TierSeries | None:
         """Return earlier notes; None if a newer version wrote them. Raises the disk's errors, to keep the file."""
         storage, root = self._manager.directories.first_online()
         with suppress(NotFound):
@@ -344,7 +344,7 @@ class TierJournal:
             return None
 
 
-def look(manager: LogManager, now_ms: int) -> tuple[TierPoint, dict[str, TierPoint]]:
+def points_now(manager: LogManager, now_ms: int) -> tuple[TierPoint, dict[str, TierPoint]]:
     """Return the state of all topics together and of each, without a request.
 
     Partitions that did not open are not counted. None: remote figures of topics with a remote tier not read since the
@@ -402,8 +402,8 @@ def _dollars(manager: LogManager) -> dict[str, float] | None:
         _log.warning("dollars are not recorded: error=%s", error)
         return None
     found: dict[str, float] = {}
-    for name, kept in storage_costs(manager, prices).items():
-        found[name.topic] = found.get(name.topic, 0.0) + kept.total
+    for name, cost in storage_costs(manager, prices).items():
+        found[name.topic] = found.get(name.topic, 0.0) + cost.total
     return found
 
 

@@ -35,7 +35,7 @@ from tiered.manager.manager import LogManager
 from tiered.observe.metrics import Metrics
 from tiered.service.observations import Observations
 from tiered.status.status_report import all_usage
-from tiered.status.tier_history import look
+from tiered.status.tier_history import points_now
 from tiered.topics.topic_admin import usage_of_deleted
 from tiered.web.pages.site import Site
 
@@ -346,7 +346,7 @@ def _kept(manager: LogManager, tell: Tell) -> None:
         found = usage_of_deleted(each.manifest, prices)
         pages = sum(page.page_bytes for page in each.manifest.pages)
         tell("kept", "dropped (deleted)", {"objects_bytes": found.waiting_bytes + pages})
-    total, points = look(manager, LATER)
+    total, points = points_now(manager, LATER)
     for place, point in {"*": total, **points}.items():
         figures = {name: getattr(point, name) for name in ("local_bytes", "remote_bytes", "lag_bytes", "at_risk_bytes")}
         tell("notes", place, {**figures, "kept_dollars": point.dollars_per_month})

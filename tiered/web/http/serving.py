@@ -126,11 +126,11 @@ class BoundConnection(H11Protocol):
         except h11.LocalProtocolError:  # invalid bytes after a request that is being answered: a 400 cannot be sent
             self.release()
             return
-        self._look()
+        self._is_answering()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()  # starts the next request if it has already arrived
-        if not self._look() and not self.transport.is_closing():
+        if not self._is_answering() and not self.transport.is_closing():
             self._is_idle = True
             self._answered = None
             self._within(self.idle_s)
@@ -140,7 +140,7 @@ class BoundConnection(H11Protocol):
         """Close the connection now and discard unsent data."""
         self.transport.abort()
 
-    def _look(self) -> bool:
+    def _is_answering(self) -> bool:
         """Update whether a request is being answered, which starts when its whole body has arrived."""
         cycle: RequestResponseCycle | None = self.cycle  # uvicorn's type is not Optional, its value is
         if cycle is None or cycle.response_complete:
@@ -227,7 +227,7 @@ class ServerInThread:
         try:
             with asyncio.Runner(loop_factory=_Loop) as runner:
                 runner.run(self._serve())
-        except Exception:  # noqa: BLE001 - whatever it was, the process goes on
+        except Exception:  # noqa: BLE001 - the process continues without this server
             _log.exception("the server of pages and metrics ended")
 
     async def _serve(self) -> None:

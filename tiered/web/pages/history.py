@@ -94,10 +94,10 @@ def _tiers(found: TierHistory, still: Run) -> tuple[str, Html]:
         _line(found, "disk", "t-local", "local_bytes"),
         TimeLine(name="", style="t-still", runs=[still] if still else []),
     ]
-    begun = [(found.begun_ms, "first point")] if still and found.begun_ms is not None else []
+    rules = [(found.begun_ms, "first point")] if still and found.begun_ms is not None else []
     bucket = _range(found, "In the bucket", "remote_bytes", format_bytes)
     words = f"{bucket} {_range(found, 'On the disk', 'local_bytes', format_bytes)}"
-    return _figure(found, "history-tiers", "Bytes by tier", words, lines, bytes_label, top_of=binary_top, rules=begun)
+    return _figure(found, "history-tiers", "Bytes by tier", words, lines, bytes_label, top_of=binary_top, rules=rules)
 
 
 def _waiting(found: TierHistory) -> tuple[str, Html]:

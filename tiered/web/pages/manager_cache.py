@@ -133,7 +133,7 @@ class DataLoader:
     def _run(self, key: str, load: _Load, make: Callable[[], object]) -> None:
         try:
             load.value = make()
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits
+        except Exception as error:  # noqa: BLE001 - the waiting requests raise it
             load.error = error
         with self._lock:
             del self._running[key]
@@ -284,7 +284,7 @@ class ManagerCache:
         error: Exception | None = None
         try:
             new = _Held(self._open(), now_ms)
-        except Exception as found:  # noqa: BLE001 - it belongs to whoever asks next
+        except Exception as found:  # noqa: BLE001 - the next request raises it
             _log.warning("refresh failed: error=%s", found)
             error = found
         with self._lock:

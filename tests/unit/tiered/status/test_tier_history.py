@@ -30,7 +30,7 @@ from tiered.status.tier_history import (
     TierPoint,
     TierSeries,
     history_of,
-    look,
+    points_now,
     read_series,
     still_there,
     tier_history,
@@ -59,7 +59,7 @@ def test_note_equals_the_status_of_each_topic_and_of_all(world: World) -> None:
         settle(manager)
         send(manager, 50, start=300)
         report = status_report(manager, NOW, storage=world.disk)
-        total, topics = look(manager, NOW)
+        total, topics = points_now(manager, NOW)
         assert topics.keys() == {"t", "c", "plain"}
         for topic in report.topics:
             row, point = topic_row(report, topic), topics[topic.name]
@@ -106,7 +106,7 @@ def test_shutdown_notes_the_final_figures(world: World) -> None:
         while worker.round(NOW):
             first = first or noted(world, NOW).points[0]
         worker.end(NOW + 2000)
-        total, _ = look(manager, NOW)
+        total, _ = points_now(manager, NOW)
     (point,) = noted(world, NOW + FIVE).points
     assert first is not None
     assert (point.at_ms, point.local_bytes, point.remote_bytes) == (NOW + 2000, total.local_bytes, total.remote_bytes)
@@ -145,10 +145,10 @@ def test_partitions_that_failed_to_open_are_left_out_and_counted(world: World, m
     with world.open() as manager:
         manager.topics.create("t", 3, {}, now_ms=NOW)
         send(manager, 100)
-        whole, _ = look(manager, NOW)
+        whole, _ = points_now(manager, NOW)
         one = [each for each in manager.snapshots(NOW) if each.partition == TopicPartition("t", 0)]
         monkeypatch.setattr("tiered.status.tier_history.snapshots_at_hand", lambda manager, now_ms: one)
-        total, topics = look(manager, NOW)
+        total, topics = points_now(manager, NOW)
         assert (total.missing_partitions, topics["t"].missing_partitions) == (2, 2)
         assert total.local_bytes == whole.local_bytes > 0
 
@@ -156,13 +156,13 @@ def test_partitions_that_failed_to_open_are_left_out_and_counted(world: World, m
 def test_unreadable_prices_leave_only_the_dollars_out(world: World, caplog: pytest.LogCaptureFixture) -> None:
     with world.open(cost_prices="./none.json") as manager:
         manager.topics.create("t", 1, TIERED, now_ms=NOW)
-        assert look(manager, NOW)[0].dollars_per_month is None
+        assert points_now(manager, NOW)[0].dollars_per_month is None
     assert "dollars are not recorded" in caplog.text
 
 
 def test_manager_without_topics_notes_zeros(world: World) -> None:
     with world.open() as manager:
-        total, topics = look(manager, NOW)
+        total, topics = points_now(manager, NOW)
         assert (total.local_bytes, total.remote_bytes, total.dollars_per_month, topics) == (0, 0, 0.0, {})
 
 
@@ -279,7 +279,7 @@ def test_bytes_reconstructed_for_the_past_never_exceed_the_noted_bytes(
             at = NOW + turn * HOUR
             send(manager, 300, start=turn * 300)
             settle(manager, at)
-            total, _ = look(manager, at)
+            total, _ = points_now(manager, at)
             was.append((at, total.remote_bytes or 0))
         found = still_there(manager)
         manifests = [held.manifest() for held in manager.partitions.all()]
