@@ -38,10 +38,6 @@ class LogSettings:
     producer_id_expiration_ms: int = DAY_MS
 
     @property
-    def refuses_keyless(self) -> bool:
-        return self.is_compacted and not self.drops_keyless
-
-    @property
     def roll_ms(self) -> int:
         """The age at which a segment rolls. A compacted log rolls no later than its maximum compaction lag."""
         lag = self.max_compaction_lag_ms if self.is_compacted else None

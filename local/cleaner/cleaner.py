@@ -311,7 +311,7 @@ def _write_group(work: _Work, group: Sequence[SegmentVerdict], files: SegmentFil
     is_alone = len(group) == 1
     if size <= (POSITION_MAX if is_alone else min(settings.segment_bytes, POSITION_MAX)):
         indexes = rows.indexes(files.base_offset, settings.index_interval_bytes)
-        if is_alone or max(len(indexes.offset), len(indexes.time)) <= settings.segment_index_bytes:
+        if is_alone or max(map(len, indexes)) <= settings.segment_index_bytes:
             aborted = sorted((each for one in group for each in one.aborted), key=lambda each: each.last_offset)
             swap.write_cleaned_indexes(files, indexes, aborted)
             return size

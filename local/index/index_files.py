@@ -163,10 +163,9 @@ INDEXES = {OFFSET_INDEX: offset_index, TIME_INDEX: time_index}
 
 
 class Judged(NamedTuple):
-    """The number of sound leading entries of each file; `problem` is None if both are sound to the end."""
+    """The number of sound leading entries by suffix; `problem` is None if both files are sound to the end."""
 
-    offset_entries: int
-    time_entries: int
+    entries: dict[str, int]
     problem: str | None
 
 
@@ -201,7 +200,7 @@ def check_indexes(
         indexed = time_index.entries(times, 0)[0][0] if times else -1
         if first_timestamp_ms() > indexed:
             problem = "the time index lacks the first batch's timestamp"
-    return Judged(good_offsets, good_times, problem)
+    return Judged({OFFSET_INDEX: good_offsets, TIME_INDEX: good_times}, problem)
 
 
 def check(files: SegmentFiles, log_bytes: int) -> str | None:
@@ -267,7 +266,7 @@ def headers_of(
 
 def write_aside(files: SegmentFiles, indexes: Indexes) -> None:
     """Write and sync both files under temporary names. The next start removes them after a crash."""
-    for suffix, body in zip(INDEXES, (indexes.offset, indexes.time), strict=True):
+    for suffix, body in zip(INDEXES, indexes, strict=True):
         write_file(files.storage, files.path(suffix) + TEMPORARY, body)
 
 
@@ -295,12 +294,10 @@ class OutsideSegment(Corrupt):
 
 
 class Indexes(NamedTuple):
-    """Both index files, and the largest timestamp with the last offset of its first batch (else the base)."""
+    """The bytes of both files, in the order of `INDEXES`."""
 
     offset: bytearray
     time: bytearray
-    max_timestamp_ms: int | None
-    max_timestamp_offset: int
 
 
 def build_indexes(table: BatchTable, base_offset: int, interval_bytes: int) -> Indexes:
@@ -341,9 +338,7 @@ class IndexRows:
         is_entry = np.concatenate((entries[:1] >= 0, entries[1:] > entries[:-1]))
         offsets = offset_index.encode(relative[rows], positions[rows])
         time_entries = time_index.encode(entries[is_entry], relative[found_at[with_last]][is_entry])
-        if not len(sizes) or times[-1] < 0:
-            return Indexes(offsets, time_entries, None, base_offset)
-        return Indexes(offsets, time_entries, int(times[-1]), base_offset + int(relative[found_at[-1]]))
+        return Indexes(offsets, time_entries)
 
 
 def _entry_rows(before: NDArray[np.int64], interval_bytes: int) -> list[int]:

@@ -52,7 +52,7 @@ from local.names import LOG, OFFSET_INDEX, TIME_INDEX
 from local.storage import SegmentFiles, StorageFile
 
 _log = logging.getLogger(__name__)
-_TRUSTED = Judged(1 << 40, 1 << 40, None)
+_TRUSTED = Judged(dict.fromkeys(INDEXES, 1 << 40), None)
 _PROBE_BYTES = 8192
 _PROBES_MAX = 64  # reads of the log between the position of an offset entry and the batch of a time entry
 MAPS_MAX = 128
@@ -163,7 +163,7 @@ class SealedIndexes:
                 return
             made = self._built()
             _log.warning("the indexes of a segment are wrong: path=%s cause=%s", self._files.path(LOG), problem)
-            in_memory = {OFFSET_INDEX: bytes(made.offset), TIME_INDEX: bytes(made.time)}
+            in_memory = dict(zip(INDEXES, map(bytes, made), strict=True))
             if not self._access.is_shared and not self._is_closed:
                 try:
                     self._write(made, problem)
@@ -198,7 +198,7 @@ class SealedIndexes:
                 return bytearray()
             data = bytearray(self._files.storage.read(self._files.path(suffix)))
         width = INDEXES[suffix].ENTRY_BYTES
-        return data[: min(_count(judged, suffix), len(data) // width) * width]
+        return data[: min(judged.entries[suffix], len(data) // width) * width]
 
     def close(self) -> None:
         """Remove the maps and stop rebuilding: another process may own the directory from now on."""
@@ -214,17 +214,17 @@ class SealedIndexes:
         index, width = INDEXES[suffix], INDEXES[suffix].ENTRY_BYTES
         if suffix in self._made:
             yield index.slots(self._made[suffix])
-        elif judged.problem is not None and not _count(judged, suffix):
+        elif judged.problem is not None and not judged.entries[suffix]:
             yield 0, lambda slot: (0, 0)
         elif not self._access.is_shared:
             with self._held():
                 entries, entry = index.slots(self._mapped(suffix))
-            yield min(_count(judged, suffix), entries), entry
+            yield min(judged.entries[suffix], entries), entry
         else:
             with self._held():
                 file = self._files.storage.open_reader(self._files.path(suffix))
             try:
-                count = min(_count(judged, suffix), file.size() // width)
+                count = min(judged.entries[suffix], file.size() // width)
                 yield count, lambda slot: index.ENTRY.unpack(file.read(slot * width, width).ljust(width, b"\0"))
             finally:
                 file.close()
@@ -297,7 +297,7 @@ class SealedIndexes:
                 return _TRUSTED
             except (Corrupt, DiskFailed) as error:
                 _log.warning("cannot rebuild the indexes of a segment: path=%s cause=%s", self._files.path(LOG), error)
-        return Judged(0, 0, judged.problem)
+        return Judged(dict.fromkeys(INDEXES, 0), judged.problem)
 
     def _built(self) -> Indexes:
         """Build both indexes from the batch headers, without CRCs, read in slices: a truncation need not wait."""
@@ -335,7 +335,3 @@ class SealedIndexes:
             return b""  # in a read-only open an empty log may have no file
         with self._held():
             return self._files.storage.read(self._files.path(LOG), position, wanted)
-
-
-def _count(judged: Judged, suffix: str) -> int:
-    return judged.offset_entries if suffix == OFFSET_INDEX else judged.time_entries

@@ -75,8 +75,8 @@ class _Append:
 
     def check_keys(self, missing: Iterable[int]) -> None:
         """Refuse (Kafka's INVALID_RECORD) the records without a key, `missing`, where the topic needs keys."""
-        named = list(missing)[:_NAMED_MAX] if self.settings.refuses_keyless else []
-        if named:
+        needs_keys = self.settings.is_compacted and not self.settings.drops_keyless
+        if needs_keys and (named := list(missing)[:_NAMED_MAX]):
             attempt = "cannot append to a compacted topic, a record has no key"
             raise InvalidRequest(attempt, partition=self.partition, records=named)
 

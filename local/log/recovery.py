@@ -38,7 +38,7 @@ from local import kernels
 from local.errors import Corrupt
 from local.format.columns import BatchTable
 from local.index import index_files, txn_index
-from local.index.index_files import OutsideSegment, build_indexes, headers_of, slices_of
+from local.index.index_files import INDEXES, OutsideSegment, build_indexes, headers_of, slices_of
 from local.index.txn_index import AbortedTransaction, TransactionScan
 from local.log.producer_files import ProducerFiles
 from local.log.producer_state import ProducerState
@@ -46,11 +46,9 @@ from local.names import (
     CLEANED,
     DELETED,
     LOG,
-    OFFSET_INDEX,
     SEGMENT_SUFFIXES,
     SWAP,
     TEMPORARY,
-    TIME_INDEX,
     TXN_INDEX,
     parse_segment_file,
 )
@@ -209,7 +207,7 @@ def rebuild_indexes(files: SegmentFiles, *, interval_bytes: int) -> None:
 def _write_indexes(files: SegmentFiles, table: BatchTable, interval_bytes: int) -> None:
     """Create new files: the old ones may be mapped into memory, and truncating a mapped file ends the process."""
     indexes = build_indexes(table, files.base_offset, interval_bytes)
-    for suffix, body in ((OFFSET_INDEX, indexes.offset), (TIME_INDEX, indexes.time)):
+    for suffix, body in zip(INDEXES, indexes, strict=True):
         files.storage.unlink(files.path(suffix))
         write_file(files.storage, files.path(suffix), body)
     files.sync_names()

@@ -68,18 +68,19 @@ def of_columns(columns: Columns) -> RecordColumns:
     """The records of another log without their offsets. Raises InvalidRequest for control records."""
     if len(columns) and (columns.table.attributes[columns.batch_ordinals] & CONTROL).any():
         raise InvalidRequest("cannot append columns, they contain control records")
-    has_headers = bool(columns.header_counts.any())
+    headers: dict[str, Any] = {}
+    if columns.header_counts.any():
+        starts, counts = columns.header_starts, columns.header_counts
+        headers = {"header_data": columns.data, "header_starts": starts, "header_counts": counts}
     return RecordColumns(
         key_data=columns.data,
-        key_starts=np.ascontiguousarray(columns.key_starts),
-        key_lengths=np.ascontiguousarray(columns.key_lengths),
+        key_starts=columns.key_starts,
+        key_lengths=columns.key_lengths,
         value_data=columns.data,
-        value_starts=np.ascontiguousarray(columns.value_starts),
-        value_lengths=np.ascontiguousarray(columns.value_lengths),
-        timestamps=np.ascontiguousarray(columns.timestamps),
-        header_data=columns.data if has_headers else _NOTHING,
-        header_starts=np.ascontiguousarray(columns.header_starts) if has_headers else _NO_STARTS,
-        header_counts=np.ascontiguousarray(columns.header_counts) if has_headers else _NO_COUNTS,
+        value_starts=columns.value_starts,
+        value_lengths=columns.value_lengths,
+        timestamps=columns.timestamps,
+        **headers,
     )
 
 

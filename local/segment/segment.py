@@ -320,7 +320,7 @@ class Segment:
         with self._lock:
             if self._active is None:
                 return  # closed since then
-            for suffix, body in zip(INDEXES, (made.offset, made.time), strict=True):
+            for suffix, body in zip(INDEXES, made, strict=True):
                 replaced_bytes = found.lengths[suffix] + self._rebuilt.get(suffix, 0)
                 self._active[suffix] = body + self._active[suffix][replaced_bytes:]
                 self._rebuilt[suffix] = len(body) - found.lengths[suffix]

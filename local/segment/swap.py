@@ -35,6 +35,7 @@ from local.storage import Body, SegmentFiles, write_file
 if TYPE_CHECKING:
     from local.index.index_files import Indexes
 
+_INDEXES = (OFFSET_INDEX, TIME_INDEX, TXN_INDEX)
 _INDEXES_THEN_LOG = (OFFSET_INDEX, TIME_INDEX, LOG)
 _ALL_THEN_LOG = (TXN_INDEX, *_INDEXES_THEN_LOG)
 
@@ -56,11 +57,10 @@ def write_cleaned(files: SegmentFiles, body: Iterable[Body], *, modified_ms: int
 
 def write_cleaned_indexes(files: SegmentFiles, indexes: Indexes, aborted: Iterable[AbortedTransaction] = ()) -> None:
     """Do step 1 for the indexes and the directory; a ``.txnindex`` only for `aborted` transactions."""
-    bodies: list[tuple[str, Body]] = [(OFFSET_INDEX, indexes.offset), (TIME_INDEX, indexes.time)]
-    if transactions := txn_index.encode(aborted):
-        bodies.append((TXN_INDEX, transactions))
-    for suffix, data in bodies:
-        write_file(files.storage, files.path(suffix) + CLEANED, data)
+    bodies: tuple[Body, ...] = (indexes.offset, indexes.time, txn_index.encode(aborted))
+    for suffix, data in zip(_INDEXES, bodies, strict=True):
+        if data or suffix != TXN_INDEX:
+            write_file(files.storage, files.path(suffix) + CLEANED, data)
     files.sync_names()
 
 

@@ -112,7 +112,7 @@ def one_by_one(sizes: list[int], times: list[int], offsets: list[int], interval:
             since = 0
         since, position = since + size, position + size
     made_times += time_entry(made_times, 1000, latest, latest_offset)
-    return Indexes(made, made_times, latest, latest_offset)
+    return Indexes(made, made_times)
 
 
 @pytest.mark.parametrize("index", [offset_index, time_index])
