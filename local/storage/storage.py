@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 from local.errors import AccessDenied, Conflict, DiskFailed, ErrorCode, LogError, NotFound
@@ -339,11 +339,11 @@ class DiskStorage:
             os.rename(source, target)
 
     def unlink(self, path: str) -> None:
-        with _translated("cannot remove a file", path), _ignoring_missing():
+        with _translated("cannot remove a file", path), suppress(FileNotFoundError):
             os.unlink(path)
 
     def remove_directory(self, path: str) -> None:
-        with _translated("cannot remove a directory", path), _ignoring_missing():
+        with _translated("cannot remove a directory", path), suppress(FileNotFoundError):
             os.rmdir(path)
 
     def sync_directory(self, path: str) -> None:
@@ -436,14 +436,6 @@ def _translated(attempt: str, path: str) -> Iterator[None]:
         raise AccessDenied(attempt, path=path, cause=_cause(error)) from error
     except OSError as error:
         raise DiskFailed(attempt, path=path, cause=_cause(error)) from error
-
-
-@contextmanager
-def _ignoring_missing() -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        return
 
 
 def _cause(error: OSError) -> str:
