@@ -17,7 +17,7 @@ from local.storage import DiskStorage
 from local.verify.findings import Finding
 from remote.cache.chunk_cache import ChunkCache
 from remote.cache.disk_cache import DiskCache
-from remote.external.external_layout import OURS, ExternalFormat, ExternalName, LayoutOptions
+from remote.external.external_layout import OURS, ExternalFormat, LayoutOptions
 from remote.external.external_log import external_manifests
 from remote.fetch.range_reader import RangePredictor, RemotePartition
 from remote.gc.pins import Pin, pin_newest, release_all
@@ -241,7 +241,6 @@ class RemoteLog(Readable, AbstractContextManager["RemoteLog"]):
                     named = {each.topic_partition: each for each in self._named(partition.topic, topic_id)}
                     if (name := named.get(partition)) is None:
                         raise NotFound("partition not found in the bucket", partition=partition, store=self.store.url)
-                    assert isinstance(name, ExternalName), "a layout gives names of its own"
                     self._sources[partition] = external_source(self.store, layout, name, self._cache)
             return self._sources[partition]
 

@@ -29,6 +29,7 @@ from remote.external.external_layout import (
 )
 from remote.external.external_log import Copy, ExternalManifests, choose
 from remote.fetch.range_reader import Opener, RemotePartition
+from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.segment_entry import IndexRange, SegmentEntry
 from remote.segments.index_bundle import ChunkTable, IndexBundle
@@ -169,9 +170,10 @@ class Known:
 
 
 def external_source(
-    store: ObjectStore, layout: ExternalFormat, name: ExternalName, cache: ChunkCache
+    store: ObjectStore, layout: ExternalFormat, name: RemotePartitionName, cache: ChunkCache
 ) -> PartitionSource:
     """The source of a partition of an external layout. Sends no request yet."""
+    assert isinstance(name, ExternalName), "a layout gives names of its own"
     known = Known()
 
     def listed(findings: dict[str, Finding]) -> list[SegmentEntry]:

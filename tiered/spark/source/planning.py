@@ -31,7 +31,7 @@ from local.names import TopicPartition
 from local.records.isolation import Isolation
 from remote.cache.chunk_cache import ChunkCache
 from remote.external.external_formats import external_format
-from remote.external.external_layout import OURS, ExternalFormat, ExternalName, Layout
+from remote.external.external_layout import OURS, ExternalFormat, Layout
 from remote.external.external_log import external_manifests
 from remote.fetch.range_reader import RemotePartition
 from remote.gc.pins import Pin, pin_newest, release_all, renew
@@ -81,14 +81,6 @@ class OpenPartition:
         remote = RemotePartition(store, name.prefix, cache, metadata=metadata, keys=keys)
         source = PartitionSource(name.topic_partition, None, remote, metadata)
         return OpenPartition(name, metadata.cached, source, options, pin)
-
-    @staticmethod
-    def external(
-        store: ObjectStore, layout: ExternalFormat, name: ExternalName, options: ReadOptions, cache: ChunkCache
-    ) -> OpenPartition:
-        """A partition of an external bucket by its present listing: no pin protects it."""
-        source = external_source(store, layout, name, cache)
-        return OpenPartition(name, source.manifest(), source, options)
 
     @property
     def is_deleted(self) -> bool:
@@ -245,15 +237,15 @@ def splits_of(opened: Sequence[OpenPartition], ranges: Sequence[PartitionRange],
 
 def open_partitions(store: ObjectStore, options: ReadOptions, now_ms: int) -> list[OpenPartition]:
     """Pin and return the selected partitions, in order. Raises as `plan_read`; no pin remains then."""
-    layout = format_of(store, options)
+    layout = external_format(store, options.layout)
     names = named_partitions(listed_partitions(store, layout, options), options)
     cache, keys = ChunkCache(CACHE_BYTES), options.bucket.keys()
     opened: list[OpenPartition] = []
 
     def open_one(name: RemotePartitionName) -> OpenPartition:
         if layout is not None:
-            assert isinstance(name, ExternalName), "a layout gives names of its own"
-            return OpenPartition.external(store, layout, name, options, cache)
+            source = external_source(store, layout, name, cache)  # by its present listing: no pin protects it
+            return OpenPartition(name, source.manifest(), source, options)
         metadata, pin = seen_manifest(store, name.prefix, options, now_ms)
         each = OpenPartition.of(store, name, metadata, options, cache=cache, keys=keys, pin=pin)
         opened.append(each)
@@ -267,11 +259,6 @@ def open_partitions(store: ObjectStore, options: ReadOptions, now_ms: int) -> li
         raise
     _release(store, [each for each in in_order if each not in living], options)
     return living
-
-
-def format_of(store: ObjectStore, options: ReadOptions) -> ExternalFormat | None:
-    """The bucket's external layout; None for our own. Raises InvalidRequest if its names do not identify one."""
-    return None if options.layout.is_ours else external_format(store, options.layout)
 
 
 def listed_partitions(

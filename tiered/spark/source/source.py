@@ -150,17 +150,19 @@ class SegmentsReader(DataSourceReader):
         self._names = names
 
     def partitions(self) -> list[InputPartition]:
-        from tiered.spark.source.planning import format_of, listed_partitions, named_partitions
+        from remote.external.external_formats import external_format
+        from tiered.spark.source.planning import listed_partitions, named_partitions
 
         read = self._options.read
         with read.bucket.opened() as store:
-            found = named_partitions(listed_partitions(store, format_of(store, read), read), read)
+            found = named_partitions(listed_partitions(store, external_format(store, read.layout), read), read)
         runs = [found[at : at + PARTITIONS_PER_TASK] for at in range(0, len(found), PARTITIONS_PER_TASK)]
         return [InputPartition(run) for run in runs]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from remote.external.external_formats import external_format
         from tiered.inspect.segment_table import record_batches
-        from tiered.spark.source.planning import format_of, wall_ms
+        from tiered.spark.source.planning import wall_ms
         from tiered.spark.source.splits import side_by_side
 
         run: list[RemotePartitionName] | Any = partition.value
@@ -168,7 +170,7 @@ class SegmentsReader(DataSourceReader):
             return
         table = TableOptions(prices=self._options.prices, now_ms=wall_ms())
         with self._options.read.bucket.opened() as store:
-            layout = format_of(store, self._options.read)
+            layout = external_format(store, self._options.read.layout)
             found = side_by_side(lambda name: list(partition_rows(store, layout, name, table)), run)
             yield from record_batches((row for rows in found for row in rows), self._names)
 
@@ -178,17 +180,13 @@ def partition_rows(
 ) -> Iterator[Row]:
     """The rows of one partition; `layout` None is our own."""
     from remote.cache.chunk_cache import ChunkCache
-    from remote.external.external_layout import ExternalName
     from remote.manifest.commit_protocol import MetadataLog
     from tiered.inspect.segment_table import segment_rows
     from tiered.read.external_partition import external_source
 
-    log = None
-    if layout is None:
-        log = MetadataLog(store, name.prefix)
-    elif isinstance(name, ExternalName):
-        log = external_source(store, layout, name, ChunkCache(0)).metadata
-    assert log is not None, "a source of a bucket has a chain, and a layout names of its own"
+    source = external_source(store, layout, name, ChunkCache(0)) if layout is not None else None
+    log = MetadataLog(store, name.prefix) if source is None else source.metadata
+    assert log is not None, "a source of a bucket has a chain"
     return segment_rows(log, name, table)
 
 
