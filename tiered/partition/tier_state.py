@@ -186,17 +186,39 @@ class TierMachine:
             self.state = after
 
 
+class UploadState(Enum):
+    """The state of an upload. After a failed commit IN_DOUBT: the same entry may be committed again."""
+
+    UPLOADED = "uploaded"  # the objects are complete; no commit named them yet
+    COMMITTING = "committing"  # a commit that names them was sent
+    IN_DOUBT = "in doubt"  # that commit raised an error: the newest manifest may name them
+    COMMITTED = "committed"  # a manifest names them; the upload leaves the ledger
+
+
+UPLOAD_TRANSITIONS: dict[UploadState, frozenset[UploadState]] = {
+    UploadState.UPLOADED: frozenset({UploadState.COMMITTING}),
+    UploadState.COMMITTING: frozenset({UploadState.COMMITTED, UploadState.IN_DOUBT}),
+    UploadState.IN_DOUBT: frozenset({UploadState.COMMITTING}),
+    UploadState.COMMITTED: frozenset(),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A copied segment that no known manifest names yet, uploaded by the writer of this epoch.
-
-    `may_be_committed`: a commit that names it was sent, and has not returned or raised an error. So the newest manifest
-    may name it, and its objects may have readers. The same entry may be committed again.
-    """
+    """A copied segment that no known manifest names yet, uploaded by the writer of this epoch."""
 
     epoch: int
     entry: SegmentEntry
-    may_be_committed: bool = False
+    state: UploadState = UploadState.UPLOADED
+
+    @property
+    def may_be_committed(self) -> bool:
+        """Whether the newest manifest may name it: its objects may have readers."""
+        return self.state is not UploadState.UPLOADED
+
+    def moved(self, state: UploadState) -> Upload:
+        assert state in UPLOAD_TRANSITIONS[self.state], f"no transition of an upload: {self.state} to {state}"
+        return replace(self, state=state)
 
 
 class Uploads:
@@ -252,9 +274,13 @@ class Uploads:
         """
         retired = {segment: each for segment, each in self.items().items() if segment.is_retired}
         named = [segment for segment in used if segment in self._of]
-        for segment in named:
-            self._of[segment] = replace(self._of[segment], may_be_committed=True)
-        yield [each.entry for each in retired.values() if each.epoch == epoch]
+        self._move(named, UploadState.COMMITTING)
+        try:
+            yield [each.entry for each in retired.values() if each.epoch == epoch]
+        except BaseException:
+            self._move(named, UploadState.IN_DOUBT)
+            raise
+        self._move(named, UploadState.COMMITTED)
         for segment in {*named, *retired}:
             del self._of[segment]
 
@@ -271,3 +297,7 @@ class Uploads:
 
     def unmark_copying(self) -> None:
         self.copying = frozenset()
+
+    def _move(self, segments: Collection[Segment], state: UploadState) -> None:
+        for segment in segments:
+            self._of[segment] = self._of[segment].moved(state)

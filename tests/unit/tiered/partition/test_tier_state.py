@@ -29,6 +29,7 @@ from tiered.partition.tier_state import (
     PERMISSIONS,
     STOPPED,
     TRANSITIONS,
+    UPLOAD_TRANSITIONS,
     WRITING,
     Permission,
     TierAction,
@@ -36,6 +37,7 @@ from tiered.partition.tier_state import (
     TierMachine,
     TierState,
     Uploads,
+    UploadState,
     next_state,
     seen_by,
 )
@@ -272,13 +274,26 @@ def _entry(ulid: str) -> SegmentEntry:
     return cast(SegmentEntry, SimpleNamespace(ulid=ulid))
 
 
+def test_upload_moves_only_as_its_table_allows() -> None:
+    uploads, segment = Uploads(), _segment()
+    uploads.add(segment, 1, _entry("a"))
+    upload = uploads.items()[segment]
+    for state in UploadState:
+        if state in UPLOAD_TRANSITIONS[UploadState.UPLOADED]:
+            assert upload.moved(state).state is state
+        else:
+            with pytest.raises(AssertionError):
+                upload.moved(state)
+    assert not UPLOAD_TRANSITIONS[UploadState.COMMITTED], "a committed upload is the manifest's"
+
+
 def test_upload_leaves_the_ledger_with_its_commit() -> None:
     uploads, segment, other = Uploads(), _segment(), _segment()
     uploads.add(segment, 1, _entry("a"))
     uploads.add(other, 1, _entry("b"))
     with uploads.committing([segment], 1) as retired:
         assert retired == []
-        assert uploads.items()[segment].may_be_committed
+        assert uploads.items()[segment].state is UploadState.COMMITTING
         assert uploads.may_be_committed
     assert set(uploads.items()) == {other}
     assert not uploads.may_be_committed
@@ -289,7 +304,7 @@ def test_upload_without_an_answer_stays_in_doubt_until_a_later_commit_returns() 
     uploads.add(segment, 1, _entry("a"))
     with pytest.raises(Unavailable), uploads.committing([segment], 1):
         raise Unavailable("no answer")
-    assert uploads.items()[segment].may_be_committed
+    assert uploads.items()[segment].state is UploadState.IN_DOUBT
     assert uploads.find(segment, 1) is not None
     assert uploads.find(segment, 2) is None, "an upload of an earlier epoch is an orphan"
     with uploads.committing([segment], 1):
@@ -385,9 +400,12 @@ def _page() -> str:
         "",
         "`Uploads` (`tiered/partition/tier_state.py`) is the ledger of copied segments that no known manifest names.",
         "",
-        "An upload leaves the ledger when the commit that names it returns. After a commit with an error it stays in "
-        "doubt: the",
-        "newest manifest may name it. So its objects are kept, and the same entry may be committed again.",
+        "| state | next |",
+        "|---|---|",
+        *(
+            f"| {state.name} | {', '.join(sorted(each.name for each in after)) or 'none: the manifest names it'} |"
+            for state, after in UPLOAD_TRANSITIONS.items()
+        ),
         "",
     ]
     return "\n".join(lines)
