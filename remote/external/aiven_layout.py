@@ -128,7 +128,8 @@ class AivenFormat:
         cipher = None if manifest.sealing is None else self._keys.cipher(manifest.sealing, name)
         if manifest.indexes is None:
             return ExternalParts(chunks=manifest.chunks, cipher=cipher)  # older than the object with the indexes
-        body = _indexes(store, sibling(entry.data_key, INDEXES), manifest.indexes)
+        end = max((each.start + each.length for each in manifest.indexes.values()), default=0)
+        body = store.get_range(sibling(entry.data_key, INDEXES), 0, end) if end else b""  # no object if all are empty
         sections: dict[str, bytes] = {"txn": b""}
         for kind, where in manifest.indexes.items():
             part = body[where.start : where.start + where.length]
@@ -186,12 +187,6 @@ def _places(store: ObjectStore, prefix: str) -> Iterator[tuple[str, str, int, st
         for number in store.list_prefixes(f"{parent}{directory}/"):
             if (partition := parse_partition(number)) is not None:
                 yield *parsed, partition, f"{parent}{directory}/{number}/"
-
-
-def _indexes(store: ObjectStore, key: str, ranges: dict[str, IndexRange]) -> bytes:
-    """Return the ``.indexes`` object up to the end of the ranges; it does not exist if all are empty."""
-    end = max((each.start + each.length for each in ranges.values()), default=0)
-    return store.get_range(key, 0, end) if end else b""
 
 
 class AivenCipher:

@@ -182,6 +182,7 @@ def plan_import(
     if blocked_from is not None:
         due = tuple(entry for entry in due if entry.base_offset < blocked_from)
     encoding = encoding or EncodingChoice()
+    costs = [cost_of([entry], encoding, prices) for entry in due]
     return ImportPlan(
         source=name,
         name=imported,
@@ -192,7 +193,7 @@ def plan_import(
         encoding=encoding,
         properties=dict(properties or {}),
         gaps=tuple(gaps_between(entries)),
-        cost=_cost(due, encoding, prices),
+        cost=RewriteCost.total(costs, len(costs) + 2 if costs else 0, prices),
         partly_imported=rest,
         findings=tuple(found.values()),
         blocked_from=blocked_from,
@@ -297,18 +298,18 @@ class ImportJob(LocalJob[ImportUnit, SegmentEntry, ImportOutcome]):
                     self._done[unit.number].append(result)
 
     def outcomes(self) -> list[ImportOutcome]:
-        return [self._outcome(plan, done) for plan, done in zip(self.plans, self._done, strict=True)]
-
-    def _outcome(self, plan: ImportPlan, done: Sequence[SegmentEntry]) -> ImportOutcome:
-        manifest = MetadataLog(self.target, plan.name.prefix).load(exact=True)
-        return ImportOutcome(
-            name=plan.name,
-            entries=len(done),
-            size_bytes=sum(entry.size_bytes for entry in done),
-            record_count=sum(entry.record_count for entry in done),
-            next_offset=0 if manifest is None else manifest.next_offset,
-            is_complete=len(done) == len(plan.entries) and plan.blocked_from is None,
-        )
+        manifests = [MetadataLog(self.target, plan.name.prefix).load(exact=True) for plan in self.plans]
+        return [
+            ImportOutcome(
+                name=plan.name,
+                entries=len(done),
+                size_bytes=sum(entry.size_bytes for entry in done),
+                record_count=sum(entry.record_count for entry in done),
+                next_offset=0 if manifest is None else manifest.next_offset,
+                is_complete=len(done) == len(plan.entries) and plan.blocked_from is None,
+            )
+            for plan, done, manifest in zip(self.plans, self._done, manifests, strict=True)
+        ]
 
 
 class _Partition:
@@ -464,8 +465,3 @@ def _check_ours(source: ObjectStore, target: ObjectStore, name: RemotePartitionN
 
 def _writer(source: ObjectStore) -> str:
     return f"import of {source.url}"
-
-
-def _cost(due: tuple[SegmentEntry, ...], encoding: EncodingChoice, prices: PriceTable) -> RewriteCost:
-    costs = [cost_of([entry], encoding, prices) for entry in due]
-    return RewriteCost.total(costs, len(costs) + 2 if costs else 0, prices)

@@ -13,7 +13,7 @@ from local.logdirs.log_dirs import LogDirectories
 from remote.store import ObjectStore
 from remote.store.middleware.deadline_store import Deadlines, WatchedStore
 from remote.store.middleware.retrying_store import RetryBudget, RetryPolicy
-from remote.store.middleware.store_wrapper import ImmutableStore, ThrottledStore
+from remote.store.middleware.store_wrapper import ImmutableStore, StoreWrapper, ThrottledStore
 from remote.store.open_store import open_store
 from remote.store.s3_options import ObjectSettings
 from tiered.config.config import Config
@@ -111,6 +111,8 @@ class ShortDeadlineStore(WatchedStore):
     | in haste (`haste`) | is tried once, for HASTE_S at most | every further call fails at once, until its end |
     | afterwards | is tried as any other store's | is tried as any other store's |
     """
+
+    upload, close = StoreWrapper.upload, StoreWrapper.close  # `inner` has deadlines for them
 
     def __init__(self, inner: ObjectStore, budget: RetryBudget, limit_s: float = HASTE_S) -> None:
         """`budget` is that of the retries below `inner`."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread, current_thread
 
 import pytest
 from manager_world import NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
 
 from local.errors import AccessDenied, LogError, NotFound, Unavailable
-from remote.store import ObjectStore
+from remote.store import ObjectStore, UploadSource, ranged_source
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.retrying_store import RetryBudget, RetryingStore, RetryPolicy
 from tiered.cli.main import invoke
@@ -191,6 +192,24 @@ def test_store_that_answers_gets_every_call_under_a_short_deadline() -> None:
         with pytest.raises(NotFound):
             store.get("b")
         assert store.get("a") == b"1", "an error of the store must count as an answer"
+
+
+def test_calls_after_the_short_deadline_have_the_deadlines_of_the_inner_store_alone() -> None:
+    threads: list[Thread] = []
+
+    class Inner(MemoryStore):
+        def upload(self, key: str, source: UploadSource) -> None:
+            threads.append(current_thread())
+            super().upload(key, source)
+
+        def close(self) -> None:
+            threads.append(current_thread())
+
+    store = ShortDeadlineStore(Inner(), RetryBudget())
+    store.upload("a", ranged_source(3, lambda start, length: b"123"[start : start + length]))
+    store.close()
+    assert threads == [current_thread()] * 2
+    assert store.get("a") == b"123"
 
 
 def test_manager_with_a_refusing_bucket_serves_the_disk_and_acquires_later() -> None:
