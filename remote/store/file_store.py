@@ -13,6 +13,7 @@ never created: a mistyped path must not look like an empty store.
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -60,8 +61,9 @@ class DirectoryStore(ObjectStore):
     def upload(self, key: str, source: UploadSource) -> None:
         self._publish("cannot upload an object", key, begun_parts(key, source), overwrite=True)
 
+    @abstractmethod
     def _publish(self, attempt: str, key: str, bodies: Iterable[Body], *, overwrite: bool) -> None:
-        raise NotImplementedError
+        """Write an object and give it its name; AlreadyExists if the name is taken, unless `overwrite`."""
 
     def _path(self, key: str) -> str:
         if check_key(key).split("/", 1)[0] == ASIDE:
