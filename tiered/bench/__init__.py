@@ -1,1 +1,1 @@
-"""Measurements of this machine, disk and bucket; `benchmark` runs `measurements` and makes the report."""
+"""Measurements of this machine, disk and bucket."""

@@ -3,11 +3,7 @@
 The run uses its own directory and its own prefix in a bucket, and removes both at its end or failure. A killed process
 leaves them, with names that begin with ``tiered-bench-``.
 
-| part | measures | reference, on the same bytes in the same run |
-|---|---|---|
-| `measure_disk` | fsync, appends, reads, lookups, compaction | system calls |
-| `measure_bucket` | upload, ranged reads, cold random reads | the store's operations |
-
+Each figure has a reference: system calls or the store's operations on the same bytes in the same run.
 Times are elapsed times and include other work on the machine. The page cache is warm after a write: reads measure our
 code, not the disk.
 """
@@ -20,23 +16,43 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from random import Random
 
 from local.errors import InvalidRequest
+from local.format.record import Record
+from local.kernels import implementation
+from local.log.log_appender import Durability
+from local.names import TopicPartition
 from remote.fetch.range_reader import RANGE_BYTES
 from remote.fetch.read_ahead import THREADS
 from remote.gc.object_deletion import DeleteReason, delete_objects
 from remote.segments.index_bundle import CHUNK_BYTES
-from remote.store import ObjectStore
+from remote.store import ObjectStore, ranged_source
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore, RequestCounts
+from remote.store.open_store import open_store
+from tiered import __version__
+from tiered.config.config import Config, file_url
+from tiered.jobs.topic_compaction import compact_topic
+from tiered.manager.manager import LogManager
+from tiered.read.bucket_reader import RemoteLog
 
 PREFIX = "tiered-bench-"
 SIZE_BYTES_LEAST, SIZE_BYTES_MOST = 1 << 20, 1 << 40
 _DELETE_PAGE = 1000
 WRITERS = 8
 KEYS_SHARE = 10  # records of a key, before compaction
+BATCH_BYTES = 16 << 10  # Kafka's batch.size
+FSYNC_BYTES = 4096
+READ_BYTES = 1 << 20
+EACH, GROUP, BULK, COMPACT = "each", "group", "bulk", "compact"
+TOPIC, DATA = "bench", "tiered"
+RAW = "raw/"
+SEGMENTS = 4  # so that uploads and commits overlap, as in production
 
 # In order of a complete run: name, measured operation, reference.
 _FIGURES = {
@@ -105,11 +121,8 @@ class BenchOptions:
     def check(self) -> None:
         """Raises InvalidRequest for a size that is too small to measure or fills the disk."""
         if not SIZE_BYTES_LEAST <= self.size_bytes <= SIZE_BYTES_MOST:
-            raise InvalidRequest(
-                "cannot run the benchmark, the size is out of range",
-                size_bytes=self.size_bytes,
-                expected="1MiB to 1TiB",
-            )
+            reason = "cannot run the benchmark, the size is out of range"
+            raise InvalidRequest(reason, size_bytes=self.size_bytes, expected="1MiB to 1TiB")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,10 +171,10 @@ class Bench:
 
     root: str
     options: BenchOptions
-    clock: Clock
     now_ms: int
-    should_stop: Callable[[], bool]
-    on_measured: OnMeasured
+    clock: Clock = time.perf_counter
+    should_stop: Callable[[], bool] = lambda: False
+    on_measured: OnMeasured = lambda measured: None
     measured: list[Measured] = field(default_factory=list)
 
     def check(self) -> None:
@@ -228,8 +241,6 @@ def run_benchmark(
     `store` must hold only the objects of this run, which deletes them all, after an error too. The store is not closed.
     Raises InvalidRequest for options that cannot be measured, DiskFailed, and the store's errors.
     """
-    from tiered.bench.measurements import folder_store, measure_bucket, measure_disk
-
     options = options or BenchOptions()
     options.check()
     metered = MeteredStore(store) if store is not None else None
@@ -264,22 +275,11 @@ def predict_requests(*, now_ms: int, options: BenchOptions | None = None) -> Req
     The URL is not that of a memory store: for other stores a manager first checks races of creates
     (`tiered.stores.store_check`).
     """
-    from tiered.bench.measurements import measure_bucket
-
     options = options or BenchOptions()
     options.check()
     store = MeteredStore(MemoryStore("rehearsal://bucket"))
-    with _place(tempfile.gettempdir()) as root:
-        bench = Bench(
-            root=root,
-            options=options,
-            clock=time.perf_counter,
-            now_ms=now_ms,
-            should_stop=lambda: False,
-            on_measured=lambda measured: None,
-        )
-        with emptied(store):
-            measure_bucket(bench, store)
+    with _place(tempfile.gettempdir()) as root, emptied(store):
+        measure_bucket(Bench(root=root, options=options, now_ms=now_ms), store)
     return store.counts()
 
 
@@ -295,9 +295,6 @@ def emptied(store: ObjectStore) -> Iterator[None]:
 
 def machine() -> dict[str, str]:
     """The machine and the software of the figures."""
-    from local.kernels import implementation
-    from tiered import __version__
-
     return {
         "tiered": __version__,
         "python": platform.python_version(),
@@ -323,10 +320,280 @@ def _place(directory: str) -> Iterator[str]:
         root = tempfile.mkdtemp(prefix=PREFIX, dir=directory)
     except OSError as error:
         cause = (error.strerror or "failed").lower()
-        raise InvalidRequest(
-            "cannot run the benchmark, no directory can be created", directory=directory, cause=cause
-        ) from None
+        reason = "cannot run the benchmark, no directory can be created"
+        raise InvalidRequest(reason, directory=directory, cause=cause) from None
     try:
         yield root
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+def measure_disk(bench: Bench) -> None:
+    """Measure all parts, in the order of _FIGURES. Raises Stopped."""
+    took = bench.each_timed(_synced_writes(bench, [b"x" * FSYNC_BYTES] * bench.options.fsyncs))
+    bench.note_each("fsync", len(took) * FSYNC_BYTES, took)
+    with LogManager.open(local_config(os.path.join(bench.root, "data")), now_ms=bench.now_ms) as manager:
+        for topic in (EACH, GROUP, BULK):
+            manager.topics.create(topic, now_ms=bench.now_ms)
+        manager.topics.create(COMPACT, properties={"cleanup.policy": "compact"}, now_ms=bench.now_ms)
+        _append_each(bench, manager)
+        _append_group(bench, manager)
+        _append_bulk(bench, manager)
+        _read(bench, manager)
+        _look_up(bench, manager)
+        _compact(bench, manager)
+
+
+def local_config(directory: str, settings: Mapping[str, str] | None = None) -> Config:
+    """Return a configuration without a bucket, under which only the measured code flushes or rolls."""
+    given = {"min.cleanable.dirty.ratio": "0", "segment.bytes": "256MiB", "append.batch.bytes": str(BATCH_BYTES)}
+    return Config.load(None, {**given, **(settings or {})}, {}, local_dir=directory)
+
+
+def records(bench: Bench, size_bytes: int, *, keys: int | None = None) -> list[Record]:
+    """Return incompressible records of about `size_bytes`, with `keys` different keys or one for each."""
+    filler = Random(bench.options.seed).randbytes(bench.options.value_bytes + 256)  # noqa: S311 - the same every time
+    count, size = max(1, size_bytes // (bench.options.value_bytes + 32)), bench.options.value_bytes
+    return [
+        Record(b"key-%016d" % (at % keys if keys else at), filler[at % 256 : at % 256 + size], bench.now_ms)
+        for at in range(count)
+    ]
+
+
+def log_files(bench: Bench, topic: str, data: str = "data") -> list[str]:
+    """Return the ``.log`` files of the one partition, in offset order."""
+    directory = os.path.join(bench.root, data, f"{topic}-0")
+    return [os.path.join(directory, name) for name in sorted(os.listdir(directory)) if name.endswith(".log")]
+
+
+def _append_each(bench: Bench, manager: LogManager) -> None:
+    batches = _batches(records(bench, bench.options.fsyncs * BATCH_BYTES))
+    took = bench.each_timed(_appends(manager, EACH, batches, Durability.FLUSHED))
+    pieces = _pieces(log_files(bench, EACH)[0], len(batches))
+    raw = bench.each_timed(_synced_writes(bench, pieces))
+    bench.note_each("append, fsync each", sum(map(len, pieces)), took, raw)
+
+
+def _append_group(bench: Bench, manager: LogManager) -> None:
+    batches = _batches(records(bench, bench.options.fsyncs * BATCH_BYTES))
+    shares = [batches[at::WRITERS] for at in range(WRITERS)]
+
+    def all_at_once() -> None:
+        with ThreadPoolExecutor(WRITERS) as threads:
+            list(threads.map(lambda share: list(_appends(manager, GROUP, share, Durability.FLUSHED)), shares))
+
+    seconds = bench.timed(all_at_once)
+    pieces = _pieces(log_files(bench, GROUP)[0], len(batches))
+    raw = sum(bench.each_timed(_synced_writes(bench, pieces)))
+    bench.note("append, shared fsync", len(batches), sum(map(len, pieces)), seconds, raw)
+
+
+def _append_bulk(bench: Bench, manager: LogManager) -> None:
+    given = records(bench, bench.options.size_bytes)
+
+    def append() -> None:
+        manager.append(BULK, given, 0, now_ms=bench.now_ms)
+        manager.flush()
+
+    seconds = bench.timed(append)
+    size = sum(map(os.path.getsize, log_files(bench, BULK)))
+    raw = bench.timed(lambda: _copied(bench, log_files(bench, BULK)))
+    bench.note("append in bulk", len(given), size, seconds, raw)
+
+
+def _read(bench: Bench, manager: LogManager) -> None:
+    name = TopicPartition(BULK, 0)
+    found: list[int] = []
+    seconds = bench.timed(lambda: found.extend(len(each) for each in manager.reader().batches(name, 0)))
+    raw = bench.timed(lambda: _read_raw(log_files(bench, BULK)))
+    bench.note("read in order", len(found), sum(found), seconds, raw)
+
+
+def _look_up(bench: Bench, manager: LogManager) -> None:
+    name = TopicPartition(BULK, 0)
+    log, chance = manager.partitions.find(name).log, Random(bench.options.seed)  # noqa: S311 - the same places every time
+    start, end = log.log_start_offset, log.next_offset
+    offsets = [chance.randrange(start, end) for _ in range(bench.options.lookups)]
+    sizes: list[int] = []
+
+    def looks() -> Iterator[int]:
+        for offset in offsets:
+            batch = log.read(offset, 1)  # one whole batch, however small the requested size
+            sizes.append(len(batch))
+            yield len(batch)
+
+    took = bench.each_timed(looks())
+    path = log_files(bench, BULK)[0]
+    raw = bench.each_timed(_random_reads(path, sizes, chance))
+    bench.note_each("index lookup", sum(sizes), took, raw)
+
+
+def _compact(bench: Bench, manager: LogManager) -> None:
+    count = bench.options.size_bytes // (bench.options.value_bytes + 32)
+    given = records(bench, bench.options.size_bytes, keys=max(1, count // KEYS_SHARE))
+    manager.append(COMPACT, given, 0, now_ms=bench.now_ms)
+    manager.partitions.roll(COMPACT, now_ms=bench.now_ms)
+    size = sum(map(os.path.getsize, log_files(bench, COMPACT)))
+    raw = bench.timed(lambda: _copied(bench, log_files(bench, COMPACT)))
+    bench.check()
+    seconds = bench.timed(lambda: compact_topic(manager, COMPACT, now_ms=bench.now_ms))
+    bench.note("compaction", len(given), size, seconds, raw)
+
+
+def _batches(given: Sequence[Record]) -> list[Sequence[Record]]:
+    """Runs of records that make a batch of about BATCH_BYTES each."""
+    each = max(1, BATCH_BYTES // (len(given[0].value or b"") + 32))
+    return [given[at : at + each] for at in range(0, len(given), each)]
+
+
+def _appends(
+    manager: LogManager, topic: str, batches: Sequence[Sequence[Record]], durability: Durability
+) -> Iterator[None]:
+    for batch in batches:
+        manager.append(topic, batch, 0, now_ms=batch[0].timestamp_ms, durability=durability)
+        yield
+
+
+def _pieces(path: str, count: int) -> list[bytes]:
+    with open(path, "rb") as file:
+        data = file.read()
+    step = max(1, -(-len(data) // count))
+    return [data[at : at + step] for at in range(0, len(data), step)]
+
+
+def _synced_writes(bench: Bench, pieces: Sequence[bytes]) -> Iterator[None]:
+    path = os.path.join(bench.root, "raw")
+    with open(path, "wb", buffering=0) as file:
+        for piece in pieces:
+            file.write(piece)
+            os.fsync(file.fileno())
+            yield
+    os.unlink(path)
+
+
+def _copied(bench: Bench, paths: Sequence[str]) -> None:
+    path = os.path.join(bench.root, "raw")
+    with open(path, "wb", buffering=0) as out:
+        _read_raw(paths, out.write)
+        os.fsync(out.fileno())
+    os.unlink(path)
+
+
+def _read_raw(paths: Sequence[str], give: Callable[[bytes], object] = len) -> None:
+    for path in paths:
+        with open(path, "rb", buffering=0) as file:
+            while data := file.read(READ_BYTES):
+                give(data)
+
+
+def _random_reads(path: str, sizes: Sequence[int], chance: Random) -> Iterator[bytes]:
+    file_bytes = os.path.getsize(path)
+    with open(path, "rb", buffering=0) as file:
+        for size in sizes:
+            yield os.pread(file.fileno(), size, chance.randrange(max(1, file_bytes - size)))
+
+
+def folder_store(root: str) -> ObjectStore:
+    """A store in a folder below `root`."""
+    path = os.path.join(root, "bucket")
+    os.makedirs(path)
+    return open_store(file_url(path), {})
+
+
+def measure_bucket(bench: Bench, store: ObjectStore) -> None:
+    """Measure all parts. The `store` must be empty; the objects stay in it. Raises Stopped."""
+    _upload(bench, store)
+    _read_ranges(bench, store)
+    _read_cold(bench, store)
+
+
+def _upload(bench: Bench, store: ObjectStore) -> None:
+    """Measure uploads by a manager's maintenance; the reference puts the same files unchanged."""
+    segment = max(1 << 20, bench.options.size_bytes // SEGMENTS)
+    settings = {"remote.storage.enable": "true", "segment.bytes": str(segment)}
+    config = replace(local_config(os.path.join(bench.root, DATA), settings), remote_url=store.url)
+    with LogManager.open(config, now_ms=bench.now_ms, store=_Borrowed(store)) as manager:
+        manager.topics.create(TOPIC, now_ms=bench.now_ms)
+        manager.append(TOPIC, records(bench, bench.options.size_bytes), 0, now_ms=bench.now_ms)
+        manager.partitions.roll(TOPIC, now_ms=bench.now_ms)
+        paths = [path for path in log_files(bench, TOPIC, DATA) if os.path.getsize(path)]
+        bench.check()
+        seconds = bench.timed(lambda: _tick(bench, manager))
+        bench.check()
+        raw = bench.timed(lambda: _put_all(store, paths))
+    bench.note("upload", len(paths), sum(map(os.path.getsize, paths)), seconds, raw)
+
+
+def _tick(bench: Bench, manager: LogManager) -> None:
+    while manager.tick(bench.now_ms, should_stop=bench.should_stop):
+        bench.check()
+    for problem in manager.problems.values():
+        raise problem  # the data to measure is missing
+
+
+def _put_all(store: ObjectStore, paths: Sequence[str]) -> None:
+    for number, path in enumerate(paths):
+        with open(path, "rb") as file:
+            read = partial(_pread, file.fileno())
+            store.upload(f"{RAW}{number}", ranged_source(os.path.getsize(path), read))
+
+
+def _pread(descriptor: int, start: int, length: int) -> bytes:
+    return os.pread(descriptor, length, start)
+
+
+def _read_ranges(bench: Bench, store: ObjectStore) -> None:
+    name, sizes = TopicPartition(TOPIC, 0), list[int]()
+    view = RemoteLog(_Borrowed(store))
+    seconds = bench.timed(lambda: sizes.extend(len(each) for each in view.reader().batches(name, 0)))
+    view.close()
+    bench.check()
+    raw = bench.timed(lambda: _get_all(store))
+    bench.note("ranged reads", len(sizes), sum(sizes), seconds, raw)
+
+
+def _get_all(store: ObjectStore) -> None:
+    ranges = [
+        (info.key, at, min(RANGE_BYTES, info.size_bytes - at))
+        for info in store.list(RAW)
+        for at in range(0, info.size_bytes, RANGE_BYTES)
+    ]
+    with ThreadPoolExecutor(THREADS) as threads:
+        for _ in threads.map(lambda each: len(store.get_range(*each)), ranges):
+            pass
+
+
+def _read_cold(bench: Bench, store: ObjectStore) -> None:
+    """One record at a random offset, by a reader with an empty cache: manifest, indexes, chunk."""
+    name, sizes = TopicPartition(TOPIC, 0), list[int]()
+    chance = Random(bench.options.seed)  # noqa: S311 - the same places every time
+    with RemoteLog(_Borrowed(store)) as view:
+        start, end = view.reader().offsets(name)
+
+    def cold() -> Iterator[int]:
+        for _ in range(bench.options.cold_reads):
+            with RemoteLog(_Borrowed(store)) as view:
+                offset = chance.randrange(start, end)
+                batches = view.reader().batches(name, offset, offset + 1)
+                sizes.append(len(next(batches)))
+                batches.close()
+            yield sizes[-1]
+
+    took = bench.each_timed(cold())
+    raw = bench.each_timed(_random_gets(bench, store, chance))
+    bench.note_each("cold random read", sum(sizes), took, raw)
+
+
+def _random_gets(bench: Bench, store: ObjectStore, chance: Random) -> Iterator[int]:
+    objects = list(store.list(RAW))
+    for _ in range(bench.options.cold_reads):
+        info = chance.choice(objects)
+        length = min(CHUNK_BYTES, info.size_bytes)
+        yield len(store.get_range(info.key, chance.randrange(info.size_bytes - length + 1), length))
+
+
+class _Borrowed(MeteredStore):
+    """A store whose user does not own it."""
+
+    def close(self) -> None:
+        """Do nothing: the owner of the run closes the store."""

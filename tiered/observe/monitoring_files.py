@@ -124,10 +124,13 @@ def iam_policy(
     """Return the policy document of a role. Raises InvalidRequest for role GC in an immutable bucket."""
     if role is Role.GC and is_immutable:
         raise InvalidRequest("cannot write a policy, an immutable bucket deletes nothing", role=role.value)
-    root = f"arn:aws:s3:::{bucket}/{_root(prefix)}"
+    folder, names = _root(prefix), _allow("Names", ["s3:ListBucket"], f"arn:aws:s3:::{bucket}")
+    if folder:
+        names["Condition"] = {"StringLike": {"s3:prefix": [folder, f"{folder}*"]}}
+    root = f"arn:aws:s3:::{bucket}/{folder}"
     deletes = [] if is_immutable else ["s3:DeleteObject"]
     writes = ["s3:PutObject", "s3:AbortMultipartUpload", *deletes] if role is Role.MANAGER else []
-    statements = [_allow("Objects", ["s3:GetObject", *writes], f"{root}*"), _listing(bucket, prefix)]
+    statements = [_allow("Objects", ["s3:GetObject", *writes], f"{root}*"), names]
     if role is Role.SPARK:
         statements.append(_allow("Pins", ["s3:PutObject", *deletes], f"{root}{PINS}"))
     if role is Role.GC:
@@ -158,12 +161,6 @@ def lifecycle_rules(
         old, markers = {"NoncurrentDays": NONCURRENT_DAYS}, {"ExpiredObjectDeleteMarker": True}
         rules.append(rule("deleted-versions", NoncurrentVersionExpiration=old, Expiration=markers))
     return rules
-
-
-def _listing(bucket: str, prefix: str) -> dict[str, object]:
-    root = _root(prefix)
-    found = _allow("Names", ["s3:ListBucket"], f"arn:aws:s3:::{bucket}")
-    return found if not root else {**found, "Condition": {"StringLike": {"s3:prefix": [root, f"{root}*"]}}}
 
 
 def _allow(name: str, actions: list[str], *resources: str) -> dict[str, object]:

@@ -441,12 +441,7 @@ class TierHistory:
 
 
 def tier_history(
-    config: Config,
-    now_ms: int,
-    *,
-    span_ms: int = SPAN_MS,
-    topics: Sequence[str] = (),
-    storage: Storage | None = None,
+    config: Config, now_ms: int, *, span_ms: int = SPAN_MS, topics: Sequence[str] = (), storage: Storage | None = None
 ) -> list[TierHistory]:
     """Return the last `span_ms` before `now_ms`, of all topics together or of each of `topics`.
 

@@ -48,15 +48,6 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """A point with a label."""
-
-    words: str
-    x: float
-    y: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLine:
     """Runs of points with gaps between them. `style` is a class of the stylesheet."""
 
@@ -114,10 +105,10 @@ def line_chart(
     *,
     x_name: str,
     y_name: str,
-    marks: Sequence[Mark] = (),
+    marks: Sequence[tuple[float, float, str]] = (),
     rules: Sequence[tuple[float, str]] = (),
 ) -> Html:
-    """Draw lines over one axis, from zero. `words` describe the chart; `rules` are labelled verticals."""
+    """Draw lines over one axis, from zero. `marks` are labelled points, `rules` labelled verticals."""
     xs = [x for line in lines for x, _ in line.points] + [x for x, _ in x_ticks]
     low, high = min(xs, default=0.0), max(xs, default=1.0)
     top = nice_top(max((y for line in lines for _, y in line.points), default=0.0))
@@ -131,11 +122,11 @@ def line_chart(
         frame,
         _ticks(frame, x_ticks),
         [(line.name, frame.places(line.points), end) for line, end in zip(drawn, ends, strict=True)],
-        [(frame.x(min(max(each.x, low), high)), frame.y(each.y), each.words) for each in marks],
+        [(frame.x(min(max(x, low), high)), frame.y(y), label) for x, y, label in marks],
         [(frame.x(x), name) for x, name in rules if low <= x <= high],
         x_name=x_name,
         y_name=y_name,
-        show=_figure,
+        show=lambda value: f"{value:,.0f}" if value >= 1000 else f"{value:.4g}",
         SERIES_MAX=SERIES_MAX,
     )
 
@@ -284,7 +275,3 @@ def _ticks(frame: _Frame, ticks: Sequence[tuple[float, str]]) -> list[tuple[floa
         found.append((x, middle if is_apart else None, words))
         last = middle + half if is_apart else last
     return found
-
-
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

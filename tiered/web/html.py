@@ -27,13 +27,7 @@ ROWS_ON_A_PAGE = 100
 GROUPS_SHOWN = 5  # problems at the top of a page
 MEMBERS_SHOWN = 50  # of an opened group
 PAUSES_SHOWN = 5
-SECTIONS = {
-    "/": "Overview",
-    "/plan": "Plan",
-    "/cost": "Cost lab",
-    "/compaction": "Compaction",
-    "/troubles": "Troubles",
-}
+SECTIONS = {"/": "Overview", "/plan": "Plan", "/cost": "Cost lab", "/compaction": "Compaction", "/troubles": "Troubles"}
 
 T = TypeVar("T")
 Html: TypeAlias = Markup

@@ -95,7 +95,9 @@ def log_dirs(
 
     found = describe_log_dirs(session.config(), topics)
     if by_partition:
-        print_result(LogDirsPartitions(_partition_rows(found)), output)
+        replicas = [(each, replica) for each in found for replica in each.replicas]
+        rows = [PlacedPartition.of(one.partition, one, each.facts, path=each.facts.path) for each, one in replicas]
+        print_result(LogDirsPartitions(rows), output)
     else:
         print_result(LogDirs([_row(each) for each in found]), output)
     offline = [each for each in found if each.error is not None]
@@ -159,14 +161,6 @@ def _row(each: LogDirStatus) -> LogDirectory:
         size_bytes=each.size_bytes if each.error is None else None,
         error=str(each.error) if each.error is not None else None,
     )
-
-
-def _partition_rows(found: list[LogDirStatus]) -> list[PlacedPartition]:
-    return [
-        PlacedPartition.of(replica.partition, replica, each.facts, path=each.facts.path)
-        for each in found
-        for replica in each.replicas
-    ]
 
 
 class Replicas(PartitionRow):

@@ -328,18 +328,12 @@ def _gate(access: AccessControl, *, is_open: bool) -> tuple[Gate, str | None]:
     """Return the gate, and the token if one was generated. Raises NotFound and InvalidRequest."""
     import secrets
 
-    from tiered.web.http.server import Gate, own_names
+    from tiered.config.user_files import read_given
+    from tiered.web.http.server import Gate, check_token, own_names
 
-    names = [*access.hosts, *(own_names() if is_open else ())]
-    if access.token_file is not None:
-        return Gate(token=_token_in(access.token_file), hosts=names), None
+    names, path = [*access.hosts, *(own_names() if is_open else ())], access.token_file
+    if path is not None:
+        body = read_given(path, "cannot read the token", "a file with one line of plain letters").strip()
+        return Gate(token=check_token(body.decode(errors="replace"), file=path), hosts=names), None
     made = secrets.token_urlsafe(24) if is_open else None
     return Gate(token=made, hosts=names), made
-
-
-def _token_in(path: str) -> str:
-    from tiered.config.user_files import read_given
-    from tiered.web.http.server import check_token
-
-    token = read_given(path, "cannot read the token", "a file with one line of plain letters").strip()
-    return check_token(token.decode(errors="replace"), file=path)

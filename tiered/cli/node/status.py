@@ -26,14 +26,7 @@ from tiered.cli.render import (
     text,
 )
 from tiered.cli.session import Session, now_ms, stop_signals
-from tiered.config.units import (
-    counted,
-    format_bytes,
-    format_count,
-    format_dollars,
-    format_lasted,
-    format_ms,
-)
+from tiered.config.units import counted, format_bytes, format_count, format_dollars, format_lasted, format_ms
 from tiered.node.problems import ProblemGroup, group_problems
 from tiered.status.status_report import (
     StatusFacts,

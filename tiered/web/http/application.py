@@ -53,10 +53,7 @@ def application(routes: Sequence[Route], within: Sequence[Middleware] = ()) -> A
     """Build the application of `routes`; `within` sees a request before its route."""
     made = Starlette(
         routes=list(routes),
-        middleware=[
-            Middleware(GZipMiddleware, minimum_size=GZIP_BYTES_MIN, compresslevel=GZIP_LEVEL),
-            *within,
-        ],
+        middleware=[Middleware(GZipMiddleware, minimum_size=GZIP_BYTES_MIN, compresslevel=GZIP_LEVEL), *within],
         exception_handlers={HTTPException: _refused, Exception: _failed},
     )
     made.router.redirect_slashes = False
@@ -131,11 +128,9 @@ class _Outside:
                     headers.setdefault(name, value)
             await send(message)
 
-        await (_TOO_LONG if _manifest_bytes(scope) > MANIFEST_BYTES_MAX else self._app)(scope, receive, sending)
-
-
-def _manifest_bytes(scope: Scope) -> int:
-    return len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(n) + len(v) for n, v in scope["headers"])
+        headers_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
+        head_bytes = len(scope["raw_path"]) + len(scope["query_string"]) + headers_bytes
+        await (_TOO_LONG if head_bytes > MANIFEST_BYTES_MAX else self._app)(scope, receive, sending)
 
 
 _TOO_LONG = Response(

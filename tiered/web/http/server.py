@@ -104,10 +104,6 @@ class Gate:
     def is_token(self, text: str) -> bool:
         return self._token is not None and _same(text, self._token)
 
-    def token_of(self, body: bytes) -> str:
-        """Return the token in a form body."""
-        return parse_qs(body.decode("ascii", "replace")).get("token", [""])[0].strip()
-
     def cookie(self, *, is_encrypted: bool) -> str:
         """Return the Set-Cookie header after a valid token; `Secure` if the connection is encrypted."""
         return f"{COOKIE}={self._session}; HttpOnly; SameSite=Strict; Path=/{'; Secure' if is_encrypted else ''}"
@@ -206,7 +202,8 @@ class WebServer(ServerInThread):
         body = await _form(request)
         if body is None:
             return page(HTTPStatus.BAD_REQUEST, "Invalid request", "This is not a token.")
-        if not self._gate.is_token(self._gate.token_of(body)):
+        token = parse_qs(body.decode("ascii", "replace")).get("token", [""])[0].strip()
+        if not self._gate.is_token(token):
             self._count_wrong_token(request)
             return _token_page("Wrong token.")
         headers = {"Location": "/", "Set-Cookie": self._gate.cookie(is_encrypted=request.url.scheme == "https")}
@@ -286,16 +283,13 @@ class MetricsServer(ServerInThread):
         path = target.partition("?")[0]
         answer = self._answers.get(path)
         if answer is not None:
-            return self._figures(path, answer, accept)
+            loaded = self._loader.get(f"{path} {form_of(accept).name}", lambda: answer(accept))
+            if loaded.late_since_ms is not None:
+                raise Unavailable("metrics are not available yet: the disk does not reply, or this machine is busy")
+            return loaded.value
         if self._pages is not None and is_loopback(host_name(host)):
             return self._pages(target)
         return HTTPStatus.NOT_FOUND, TEXT_TYPE, "\n".join([*self._answers, ""])
-
-    def _figures(self, path: str, answer: Answer, accept: str) -> Answered:
-        loaded = self._loader.get(f"{path} {form_of(accept).name}", lambda: answer(accept))
-        if loaded.late_since_ms is not None:
-            raise Unavailable("metrics are not available yet: the disk does not reply, or this machine is busy")
-        return loaded.value
 
 
 def metrics_answer(text: Callable[[Form], str]) -> Answer:

@@ -203,8 +203,7 @@ class ServerInThread:
 
         self._server = _Server(_config(application, Connection, tls))
         self._listener = _listening(host, port, option)
-        at, taken = self._listener.getsockname()[:2]
-        self.address: tuple[str, int] = at, taken  # listening address
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._scheme = "http" if tls is None else "https"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 

@@ -38,7 +38,7 @@ from tiered.cost.cost_simulation import (
     value_words,
 )
 from tiered.manager.manager import LogManager
-from tiered.web.charts import Line, Mark, bar, line_chart, text_bar
+from tiered.web.charts import Line, bar, line_chart, text_bar
 from tiered.web.html import REFRESH_S, DataAge, Html, asset, render, render_bare
 from tiered.web.pages.manager_cache import DataLoader, Loaded, ManagerCache, PageDeadline, data_age
 
@@ -285,7 +285,7 @@ def _curve(lab: CostLab) -> dict[str, object]:
     lines = [Line(name=word, points=[(_at(at), cost.total) for at, cost in each]) for word, each in curves.items()]
     marks = []
     if chosen is not None and chosen != FOR_EVER_MS:
-        marks.append(Mark(words="with the changes", x=_at(chosen), y=lab.chosen.total))
+        marks.append((_at(chosen), lab.chosen.total, "with the changes"))
     by_cost = sorted(lab.curve, key=lambda each: each[1].total)
     ends = (by_cost[0], by_cost[-1])
     least, most = (f"{format_dollars(cost.total)} at {shown_value(lab.along, value)}" for value, cost in ends)
@@ -336,7 +336,7 @@ def _classes(lab: CostLab) -> dict[str, object]:
         [(s, f"{s:.0%}") for s in READ_SHARES],
         x_name="share of the data read in a month",
         y_name="$ a month",
-        marks=[Mark(words="here", x=share, y=lab.chosen.total)] if share <= much else [],
+        marks=[(share, lab.chosen.total, "here")] if share <= much else [],
         rules=sorted(rules.items()),
     )
     return {

@@ -13,16 +13,7 @@ from dataclasses import dataclass
 
 from tiered.config.units import counted, format_bytes, format_dollars, format_ms
 from tiered.status.tier_history import DAY_MS, TierHistory, TierPoint, TierSeries, history_of, stretches
-from tiered.web.charts import (
-    Run,
-    TimeLine,
-    binary_top,
-    bytes_label,
-    dollars_label,
-    nice_top,
-    thinned,
-    time_chart,
-)
+from tiered.web.charts import Run, TimeLine, binary_top, bytes_label, dollars_label, nice_top, thinned, time_chart
 from tiered.web.html import Html, component, stamp
 
 SPANS = {
@@ -101,10 +92,7 @@ def _tiers(found: TierHistory, still: Run) -> tuple[str, Html]:
 
 
 def _waiting(found: TierHistory) -> tuple[str, Html]:
-    lines = [
-        _line(found, "waits", "t-lag", "lag_bytes"),
-        _line(found, "at risk", "t-risk", "at_risk_bytes"),
-    ]
+    lines = [_line(found, "waits", "t-lag", "lag_bytes"), _line(found, "at risk", "t-risk", "at_risk_bytes")]
     waits = _range(found, "Waiting for upload", "lag_bytes", format_bytes)
     words = f"{waits} {_range(found, 'On this disk alone', 'at_risk_bytes', format_bytes)}"
     return _figure(

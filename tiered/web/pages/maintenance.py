@@ -75,10 +75,6 @@ class Selection:
         return value if value is not None and value >= 0 else None
 
     @property
-    def topics(self) -> list[str] | None:
-        return [self.topic] if self.topic else None
-
-    @property
     def query(self) -> dict[str, str]:
         return {"topic": self.topic, "after": self.after, "kind": self.kind, **dict(self.settings)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -175,12 +175,10 @@ def topic_page(
     )
 
 
-def topic_facts(report: StatusReport, topic: Topic) -> dict[str, object]:
-    """Return ``tiered status -p TOPIC -o json``."""
-    return {
-        **msgspec.structs.asdict(status_facts(report)),
-        "partitions": [partition_row(report, name) for name in topic.partitions()],
-    }
+def partition_facts(report: StatusReport, names: Iterable[TopicPartition]) -> dict[str, object]:
+    """Return ``tiered status -p -o json`` of these partitions alone."""
+    rows = [partition_row(report, name) for name in names]
+    return {**msgspec.structs.asdict(status_facts(report)), "partitions": rows}
 
 
 def partition_page(
@@ -206,11 +204,6 @@ def partition_page(
         segments=ListPage(rows, query),
         window=window.query,
     )
-
-
-def partition_facts(report: StatusReport, name: TopicPartition) -> dict[str, object]:
-    """Return ``tiered status -p -o json`` of this partition alone."""
-    return {**msgspec.structs.asdict(status_facts(report)), "partitions": [partition_row(report, name)]}
 
 
 def segment_rows(snapshot: PartitionSnapshot, window: Window) -> list[Row]:

@@ -109,14 +109,13 @@ def segment_map(snapshot: PartitionSnapshot, window: Window, here: str) -> Html:
     stored = sorted([*rows, *holes(rows)], key=lambda each: each.start)
     pieces = [each for each in (*local, *stored) if window.holds(each.start, each.stop)]
     visible = [each for each in local if window.holds(each.start, each.stop)]
-    words = (
-        f"Offsets {window.start:,} to {window.stop:,}: {counted(len(visible), 'local segment')}, "
-        f"{sum(_rows_in(each, window) for each in snapshot.committed_parts):,} remote"
-    )
+    parts = [each for each in snapshot.committed_parts if window.holds(each.base_offset, each.next_offset)]
+    count = sum(each.segment_count if isinstance(each, PageEntry) else 1 for each in parts)
+    segments = f"{counted(len(visible), 'local segment')}, {count:,} remote"
     return component("section", "segment_map.html")(
         window=window,
         here=here,
-        words=words,
+        words=f"Offsets {window.start:,} to {window.stop:,}: {segments}",
         offsets=_tiers(local, stored, window.start, window.stop),
         times=_over_time(snapshot, window),
         kinds=[(kind, HEIGHTS[kind], _MEANINGS[kind]) for kind in KINDS if any(each.kind == kind for each in pieces)],
@@ -268,12 +267,6 @@ def _local_kind(snapshot: PartitionSnapshot, segment: SegmentInfo) -> str:
         return "expired"
     is_held = segment.next_offset > segment.base_offset
     return "both" if is_held and snapshot.is_committed(segment.base_offset, segment.next_offset) else "local"
-
-
-def _rows_in(row: SegmentEntry | PageEntry, window: Window) -> int:
-    if not window.holds(row.base_offset, row.next_offset):
-        return 0
-    return row.segment_count if isinstance(row, PageEntry) else 1
 
 
 def _number(text: str, default: int) -> int:

@@ -31,23 +31,8 @@ from tiered.web.pages.maintenance import (
     plan_facts,
     plan_page,
 )
-from tiered.web.pages.manager_cache import (
-    DEADLINE_S,
-    DataLoader,
-    Loaded,
-    ManagerCache,
-    PageDeadline,
-    data_age,
-)
-from tiered.web.pages.overview import (
-    found_topics,
-    overview,
-    partition_facts,
-    partition_page,
-    problems_page,
-    topic_facts,
-    topic_page,
-)
+from tiered.web.pages.manager_cache import DEADLINE_S, DataLoader, Loaded, ManagerCache, PageDeadline, data_age
+from tiered.web.pages.overview import found_topics, overview, partition_facts, partition_page, problems_page, topic_page
 
 if TYPE_CHECKING:
     from policies.snapshot import PartitionSnapshot
@@ -157,13 +142,13 @@ class Site:
                 return form(
                     self._topic(topic, deadline),
                     lambda found, age: topic_page(*found, query, age, self._history(topic, deadline)),
-                    lambda found: topic_facts(*found),
+                    lambda found: partition_facts(found[0], found[1].partitions()),
                 )
             case ["topics", topic, number]:
                 return form(
                     self._partition(topic, number),
                     lambda found, age: partition_page(*found, query, age),
-                    lambda found: partition_facts(found[0], found[1].partition),
+                    lambda found: partition_facts(found[0], [found[1].partition]),
                 )
         raise NotFound("page not found", path=path)
 
@@ -199,8 +184,8 @@ class Site:
         def read(manager: LogManager) -> PricedPlan:
             from tiered.plans.planning import priced_plan
 
-            at_ms = self._now_ms() + (selection.after_ms or 0)
-            return priced_plan(manager, at_ms, selection.topics, overrides=dict(selection.settings), may_ask=False)
+            at_ms, topics = self._now_ms() + (selection.after_ms or 0), [selection.topic] if selection.topic else None
+            return priced_plan(manager, at_ms, topics, overrides=dict(selection.settings), may_ask=False)
 
         return self._load(f"plan?{selection.key}", read)
 

@@ -17,7 +17,7 @@ from json_schemas import SCHEMAS
 
 from local.errors import InvalidRequest, LogError
 from remote.store.memory_store import MemoryStore
-from tiered.bench import measurements
+from tiered.bench import benchmark
 from tiered.bench.benchmark import BenchOptions, Measured, percentiles_ms, predict_requests, run_benchmark
 from tiered.cli.main import invoke
 
@@ -82,7 +82,7 @@ def test_benchmark_leaves_no_objects_or_files_after_a_store_error(
 ) -> None:
     """A store fault before or after every fourth call leaves no objects behind.
     Faults of the clean-up's own calls (`list`, `delete`) are exempt: they are raised."""
-    monkeypatch.setattr(measurements, "measure_disk", lambda bench: None)
+    monkeypatch.setattr(benchmark, "measure_disk", lambda bench: None)
     clean = FaultStore(MemoryStore())
     run_benchmark(str(tmp_path), now_ms=NOW, options=SMALL, store=clean)
     met = 0
