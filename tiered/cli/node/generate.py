@@ -269,7 +269,6 @@ command("completion", generate, example="generate completion bash")(print_script
 @command("grafana", generate, example="generate grafana")
 def grafana() -> None:
     """Print a Grafana dashboard as JSON to import."""
-
     click.echo(dashboard(), nl=False)
 
 

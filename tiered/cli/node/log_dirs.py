@@ -227,7 +227,6 @@ def placement(
 
 def parse_fleet(text: str) -> list[Broker]:
     """Parse ``0:rack1,1:rack2`` or one broker a line; ``#`` starts a comment. Raises InvalidRequest."""
-
     fleet = []
     for line in text.splitlines():
         for word in filter(None, (part.strip() for part in line.partition("#")[0].split(","))):

@@ -187,7 +187,7 @@ def partition_page(
     """Return the page of one partition; `report` is for its topic."""
     name = snapshot.partition
     here, window = partition_path(name), Window.of(snapshot, query)
-    rows = segment_rows(snapshot, window)
+    rows = _segment_rows(snapshot, window)
     return render(
         "partition.html",
         str(name),
@@ -206,23 +206,14 @@ def partition_page(
     )
 
 
-def segment_rows(snapshot: PartitionSnapshot, window: Window) -> list[Row]:
-    """Return local segments, segment entries, and pages with unloaded entries in a window, by offset."""
+def _segment_rows(
+    snapshot: PartitionSnapshot, window: Window
+) -> list[tuple[str, SegmentInfo | SegmentEntry | PageEntry, str]]:
+    """Return (tier, segment, state) of a window by offset; a page stands for its unloaded entries."""
     local = [("local", each, _local_state(snapshot, each)) for each in snapshot.segments]
     remote = [("remote", each, _remote_state(snapshot, each)) for each in snapshot.committed_parts]
-    found: list[Row] = [
-        {
-            "tier": tier,
-            "base_offset": part.base_offset,
-            "next_offset": part.next_offset,
-            "size_bytes": part.size_bytes,
-            "max_timestamp_ms": part.max_timestamp_ms,
-            "state": state,
-        }
-        for tier, part, state in (*local, *remote)
-        if window.holds(part.base_offset, part.next_offset)
-    ]
-    return sorted(found, key=lambda row: (int(str(row["base_offset"])), str(row["tier"])))
+    found = [row for row in (*local, *remote) if window.holds(row[1].base_offset, row[1].next_offset)]
+    return sorted(found, key=lambda row: (row[1].base_offset, row[0]))
 
 
 def _local_state(snapshot: PartitionSnapshot, segment: SegmentInfo) -> str:
