@@ -1,7 +1,7 @@
 """A simulation of one partition: append → roll → copy → compact → read → expire → delete. Pure.
 
 It steps from one maintenance pass of `tiered run` with work to the next, and counts the requests and bytes of each step
-by verb, as the meter of a manager does (`remote.store.middleware.metered_store`). Segments are numbers: with a steady
+by verb, as the meter of a manager does (`remote.store.middleware.store_wrapper`). Segments are numbers: with a steady
 stream every fact of a segment follows from its number, so a million segments need no set-up.
 
 | step | requests of one partition |

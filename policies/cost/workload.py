@@ -120,7 +120,7 @@ class Workload:
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """Requests and bytes, as in `remote.store.middleware.metered_store.RequestCounts`."""
+    """Requests and bytes, as in `remote.store.middleware.store_wrapper.RequestCounts`."""
 
     puts: float = 0
     posts: float = 0

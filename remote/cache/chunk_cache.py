@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from remote.store import Body
@@ -145,23 +145,18 @@ class ChunkCache:
                 self._entries[entry] = None
                 self.size_bytes += entry.size_bytes
         while self.size_bytes > self.bytes_max:
-            self._forget(next(iter(self._entries)))
-
-    def _forget(self, entry: _Entry) -> None:
-        del self._entries[entry]
-        self.size_bytes -= entry.size_bytes
-        for key in entry.keys:
-            del self._values[key], self._entry_of[key]
+            evicted, _ = self._entries.popitem(last=False)
+            self.size_bytes -= evicted.size_bytes
+            for key in evicted.keys:
+                del self._values[key], self._entry_of[key]
 
 
+@dataclass(slots=True, eq=False)
 class _Entry:
     """The unit of eviction: the keys of one body."""
 
-    __slots__ = ("keys", "size_bytes")
-
-    def __init__(self, size_bytes: int) -> None:
-        self.keys: list[Hashable] = []
-        self.size_bytes = size_bytes
+    size_bytes: int
+    keys: list[Any] = field(default_factory=list)
 
 
 class _Flight:

@@ -177,21 +177,18 @@ class DiskCache:
     @classmethod
     def open(cls, storage: Storage, root: str, bytes_max: int) -> DiskCache | None:
         """The cache in `root`, created if absent; None, with a log line, if it cannot be used."""
+        lock = None
         try:
             storage.make_directory(root)
             lock = storage.lock(join(root, LOCK))
+            return cls(storage, root, bytes_max, lock)
         except Conflict:
             _log.info("the disk cache is disabled, another process uses it: directory=%s", root)
-            return None
         except LogError as error:
             _log.warning("the disk cache is disabled: directory=%s cause=%s", root, error)
-            return None
-        try:
-            return cls(storage, root, bytes_max, lock)
-        except LogError as error:
-            lock.close()
-            _log.warning("the disk cache is disabled: directory=%s cause=%s", root, error)
-            return None
+            if lock is not None:
+                lock.close()
+        return None
 
     @property
     def size_bytes(self) -> int:

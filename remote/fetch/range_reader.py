@@ -159,8 +159,7 @@ class RemotePartition:
     def warm(self, segment: SegmentEntry, position: int, length: int) -> None:
         """Load the bytes that a `read` will need into the cache. Raises as `read` does."""
         table = self.indexes(segment).chunks
-        numbers = table.chunks_of(position, length)
-        if numbers:
+        if numbers := table.chunks_of(position, length):
             self._chunks(segment, table, numbers)
 
     def count_streams(self, by: int) -> None:
@@ -248,10 +247,7 @@ class RemotePartition:
             raise Corrupt(f"cannot read a remote segment: {error.attempt}", **facts, **error.facts) from error
 
     def _opener(self, segment: SegmentEntry, table: ChunkTable) -> Opener:
-        return partial(_opened, table, self._cipher(segment))
-
-    def _cipher(self, segment: SegmentEntry) -> ObjectCipher | None:
-        return open_ring(segment, self.prefix, self._keys)
+        return partial(_opened, table, open_ring(segment, self.prefix, self._keys))
 
     def _checked_indexes(self, segment: SegmentEntry) -> IndexBundle:
         name = full_key(self.prefix, segment.indexes_key)
@@ -288,7 +284,7 @@ class RemotePartition:
         if len(body) != segment.indexes_bytes:
             facts = {**offsets, "expected_bytes": segment.indexes_bytes, "found_bytes": len(body)}
             raise Corrupt("the indexes of a remote segment are damaged, their size differs", **facts)
-        cipher = self._cipher(segment)
+        cipher = open_ring(segment, self.prefix, self._keys)
         try:
             bundle = decode_bundle(body if cipher is None else cipher.open_indexes(body))
         except Corrupt as error:

@@ -69,7 +69,10 @@ class SequentialReader:
         """As `RemotePartition.read`. A read that begins inside the last one continues it (a batch was cut)."""
         goes_on = self._goes_on(entry, position)
         if not goes_on:
-            self._begin_anew(entry)
+            self._forget_flights()
+            self._window, self.step_bytes = 0, STEP_BYTES_MIN
+            self._path, self._covered, self._crossing = [entry], 0, None
+            self._last, self._left = None, 0
         if in_one_piece:
             length = min(length, _left_of_cell(position))
         data = self._remote.read(entry, position, length, in_one_piece=in_one_piece)
@@ -104,12 +107,6 @@ class SequentialReader:
             flight.cancel()
         self._flights.clear()
 
-    def _begin_anew(self, entry: SegmentEntry) -> None:
-        self._forget_flights()
-        self._window, self.step_bytes = 0, STEP_BYTES_MIN
-        self._path, self._covered, self._crossing = [entry], 0, None
-        self._last, self._left = None, 0
-
     def _leave_behind(self, entry: SegmentEntry, position: int) -> None:
         """Mark the cells before the cell of `position`, and all of the segment before, as passed."""
         assert self._last is not None, "it goes on"
@@ -135,13 +132,11 @@ class SequentialReader:
                 self._path.append(following)
                 self._covered = 0
                 continue
-            length = min(self._piece(self._window - ahead), last.size_bytes - self._covered)
+            length = min(_left_of_cell(self._covered), last.size_bytes - self._covered)
+            if self._window < RANGE_BYTES:
+                length = min(length, self._window - ahead)
             self._flights.append(_pool().submit(partial(self._warm, last, self._covered, length)))
             self._covered += length
-
-    def _piece(self, missing: int) -> int:
-        in_cell = _left_of_cell(self._covered)
-        return in_cell if self._window >= RANGE_BYTES else min(in_cell, missing)
 
     def _come_to(self, entry: SegmentEntry, reached: int) -> None:
         while self._path and self._path[0].ulid != entry.ulid:

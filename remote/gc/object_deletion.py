@@ -96,8 +96,9 @@ def delete_objects(
     if not keys:
         return
     store.delete([prefix + key for key in keys])
+    counts = deletions(store)
     with _lock:
-        _deletions(store).by_reason[reason] += len(keys)
+        counts.by_reason[reason] += len(keys)
 
 
 def _is_pending_delete(evidence: Evidence) -> _Check:
@@ -168,8 +169,4 @@ _by_store: WeakKeyDictionary[ObjectStore, Deletions] = WeakKeyDictionary()
 def deletions(store: ObjectStore) -> Deletions:
     """The counts for a store object, for its lifetime. Thread safe."""
     with _lock:
-        return _deletions(store)
-
-
-def _deletions(store: ObjectStore) -> Deletions:
-    return _by_store.setdefault(store, Deletions())
+        return _by_store.setdefault(store, Deletions())

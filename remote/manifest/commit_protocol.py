@@ -68,11 +68,10 @@ from typing import Protocol, TypeVar
 
 from local.errors import AlreadyExists, Conflict, Corrupt, Fenced, InvalidRequest, LogError, NotFound, Unavailable
 from remote.keys import manifest_key, new_ulid
-from remote.manifest.disk_cache_of_manifests import ManifestDiskCache
 from remote.manifest.manifest import KEY_ID, Manifest, PageEntry, encode_again, encode_manifest
 from remote.manifest.manifest_chain import ManifestChain, missing_manifest_error
 from remote.manifest.manifest_changes import Change, loses_objects, names_older_objects, stamped
-from remote.manifest.manifest_lookup import MetadataIndex, Pages
+from remote.manifest.manifest_lookup import ManifestDiskCache, MetadataIndex, Pages
 from remote.manifest.manifest_memory_cache import (
     ManifestMemoryCache,
     SealMemory,
@@ -109,11 +108,9 @@ class ManifestSource(Protocol):
 
     def newest(self, known: Manifest | None) -> Manifest | None:
         """The newest manifest; `known` itself if nothing changed, None if there is none."""
-        ...
 
     def missing(self) -> LogError:
         """The reason why there is no manifest."""
-        ...
 
 
 class MetadataLog:

@@ -66,9 +66,7 @@ def as_change(apply: Callable[Concatenate[Manifest, P], Manifest]) -> Callable[P
 
 def unlinked(manifest: Holder, entries: Iterable[SegmentEntry], now_ms: int) -> Holder:
     """`manifest` with the objects of `entries`, which it does not name any more, as pending deletes."""
-    objects: list[PendingDelete] = []
-    for entry in entries:
-        objects += objects_of(entry, now_ms, manifest.epoch)
+    objects: list[PendingDelete] = [each for entry in entries for each in objects_of(entry, now_ms, manifest.epoch)]
     return replace(manifest, pending_deletes=(*manifest.pending_deletes, *objects))
 
 
@@ -370,7 +368,10 @@ def replace_tiled(
     does not tile, or its objects have the names of others.
     """
     for group in replacements:
-        _check_neighbours(group.entries)
+        ends = [entry.next_offset for entry in group.entries[:-1]]
+        if not group.entries or ends != [entry.base_offset for entry in group.entries[1:]]:
+            wrong = "cannot replace segments, the segments of a group are not adjacent"
+            raise InvalidRequest(wrong, entries=len(group.entries))
     if is_done(manifest, note):
         return manifest
     found = tombstone_bound(manifest.parts, manifest.views, manifest.log_start_offset)
@@ -448,12 +449,6 @@ def _in_place(entries: Rows, old: Rows, note: AppliedJob, *, keeps_maker: bool) 
     made_by = redaction or (makers.pop() if keeps_maker and len(makers) == 1 else note.job_id)
     committed_ms = max(entry.committed_ms for entry in old)
     return tuple(replace(entry, committed_ms=committed_ms, made_by=made_by) for entry in entries)
-
-
-def _check_neighbours(entries: Sequence[SegmentEntry]) -> None:
-    ends = [entry.next_offset for entry in entries[:-1]]
-    if not entries or ends != [entry.base_offset for entry in entries[1:]]:
-        raise InvalidRequest("cannot replace segments, the segments of a group are not adjacent", entries=len(entries))
 
 
 def _check_tiled(old: Sequence[SegmentEntry], group: Replacement, note: AppliedJob) -> None:

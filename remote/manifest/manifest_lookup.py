@@ -8,20 +8,25 @@ NotFound. Then read the newest manifest and ask again.
 from __future__ import annotations
 
 import itertools
+import logging
+import re
+import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from typing import TypeVar
 
-from local.errors import Corrupt
+from local.errors import AccessDenied, Corrupt
+from local.storage import DiskStorage, Storage, join
 from remote.cache.chunk_cache import ChunkCache
-from remote.manifest.disk_cache_of_manifests import ManifestDiskCache
-from remote.manifest.manifest import Manifest, PageEntry
+from remote.cache.disk_cache import CachedFiles
+from remote.keys import parse_page_key
+from remote.manifest.manifest import Manifest, PageEntry, decode_manifest
 from remote.manifest.manifest_page import DecodedPage, Rows, decode_page
-from remote.manifest.sealing import sealer_of
+from remote.manifest.sealing import Sealer, sealer_of
 from remote.segment_entry import SegmentEntry
-from remote.store import ObjectStore, read_named
+from remote.store import Body, ObjectStore, read_named
 
 CACHED_ENTRIES_MAX = 32 * 4096  # of cached pages in the process: 1.2 kB each once decoded, some 150 MB at most
 
@@ -29,14 +34,96 @@ P = TypeVar("P", PageEntry, SegmentEntry)
 
 _next_offset = attrgetter("next_offset")
 _base_offset = attrgetter("base_offset")
-
-
 # Owner, key, size and checksum of a page: an entry that states other values for the same object does not match.
 PageName = tuple[int, str, int, int]
-
-
 PROCESS_PAGES = ChunkCache(CACHED_ENTRIES_MAX)
 _owners = itertools.count()
+_log = logging.getLogger(__name__)
+MANIFEST, PAGE = ".head", ".page"
+INDEX_SHARE = 8  # an eighth of the cache directory is for the index; a million segments need 130 MB
+_COPY = re.compile(
+    r".+-[A-Za-z0-9_-]{22}-[0-9]+(?:-[0-9A-Z]{26})?\.(?:head|page)(?P<unfinished>\.aside|\.[0-9]+\.part)?", re.ASCII
+)
+
+
+class ManifestDiskCache:
+    """Disk cache of the last manifest and the pages of one store's partitions, over restarts. Never a source of truth.
+
+    Files in ``index/`` of the cache directory, for a partition with the prefix ``orders-<topic id>/3/``:
+
+    | file | content |
+    |---|---|
+    | ``orders-<topic id>-3.head`` | the manifest object's bytes as in the bucket |
+    | ``orders-<topic id>-3-<page's ulid>.page`` | a manifest page that was read |
+
+    A copy of a manifest counts only if the bucket has the very same first line, with the CRC32C of the rest, under the
+    same name (one small GET). Even then the search for newer manifests only starts from it. A page's bytes are compared
+    with the size and CRC32C in the manifest that names it. Torn, stale and foreign copies, and a failing disk, are
+    ignored. Thread safe for different partitions.
+    """
+
+    def __init__(
+        self, storage: Storage, directory: str, bytes_max: int = sys.maxsize, *, is_writer: bool = True
+    ) -> None:
+        self._files = CachedFiles(storage, directory, bytes_max, _COPY, is_writer=is_writer)
+        if is_writer:
+            self._files.load_or_turn_off()
+
+    @property
+    def size_bytes(self) -> int:
+        return self._files.size_bytes
+
+    def manifest(self, prefix: str, sealer: Sealer | None = None) -> tuple[Manifest, bytes] | None:
+        """The stored manifest and its bytes; None without a sound copy, or without its key."""
+        body = self._files.get(_name(prefix) + MANIFEST)
+        if body is None:
+            return None
+        try:
+            return decode_manifest(body, prefix, sealer=sealer), body
+        except (Corrupt, AccessDenied) as error:
+            _log.warning("a local copy of a manifest is ignored: prefix=%s %s", prefix, error)
+            return None
+
+    def keep_manifest(self, prefix: str, body: bytes, page_keys: Collection[str]) -> None:
+        """Store this manifest in place of the former one; delete copies of pages that it does not name."""
+        self._files.put(_name(prefix) + MANIFEST, body)
+        named = {_page_name(prefix, key) for key in page_keys}
+        for path in self._files.paths():
+            if path.startswith(_name(prefix) + "-") and path.endswith(PAGE) and path not in named:
+                self._files.remove(path)
+
+    def page(self, prefix: str, key: str) -> bytes | None:
+        """The stored bytes of a page, unchecked; None if there is no copy."""
+        return self._files.get(_page_name(prefix, key))
+
+    def keep_page(self, prefix: str, key: str, body: Body) -> None:
+        self._files.put(_page_name(prefix, key), body)
+
+
+def manifest_disk_cache(
+    cache_dir: str | None, bytes_max: int = sys.maxsize, *, is_writer: bool = True
+) -> ManifestDiskCache | None:
+    """The disk cache of manifests in `cache_dir`; None without such a directory."""
+    if not cache_dir:
+        return None
+    return ManifestDiskCache(DiskStorage(), join(cache_dir, "index"), bytes_max, is_writer=is_writer)
+
+
+def shares(cache_dir_bytes: int) -> tuple[int, int]:
+    """Split a cache directory's bytes: (for chunks of objects (`remote.cache.disk_cache`), for the index)."""
+    index_bytes = cache_dir_bytes // INDEX_SHARE
+    return cache_dir_bytes - index_bytes, index_bytes
+
+
+def _name(prefix: str) -> str:
+    """File name stem of a partition. Unique: a topic name holds no slash, and its id has a fixed width."""
+    return prefix.strip("/").replace("/", "-")
+
+
+def _page_name(prefix: str, key: str) -> str:
+    parsed = parse_page_key(key)
+    assert parsed is not None, "a head names pages by their keys"
+    return f"{_name(prefix)}-{parsed.ulid}{PAGE}"
 
 
 def new_owner() -> int:

@@ -215,7 +215,9 @@ class DecodedPage(Sequence[SegmentEntry]):
         self._table = table
         self._base_offsets, self._next_offsets = self._offsets("base_offset"), self._offsets("next_offset")
         self._max_timestamps = self._numbers("max_timestamp_ms")
-        self._check_columns()
+        bases, ends = self._base_offsets, self._next_offsets
+        if not (bases[0] >= 0 and (bases < ends).all() and (ends[:-1] <= bases[1:]).all()):
+            raise Corrupt("the entries of a manifest page overlap or are out of order", key=key)
         self._blocks: list[tuple[SegmentEntry, ...] | None] = [None] * -(-len(self._base_offsets) // BLOCK_ROWS)
 
     def __len__(self) -> int:
@@ -270,12 +272,6 @@ class DecodedPage(Sequence[SegmentEntry]):
                         offsets = int(self._base_offsets[at]), int(self._next_offsets[at])
                         found.append(PageContradiction(entry=at, offsets=offsets, error=error))
         return entries, found
-
-    def _check_columns(self) -> None:
-        bases, ends = self._base_offsets, self._next_offsets
-        is_sound = bases[0] >= 0 and bool((bases < ends).all()) and bool((ends[:-1] <= bases[1:]).all())
-        if not is_sound:
-            raise Corrupt("the entries of a manifest page overlap or are out of order", key=self._key)
 
     def _range(self, start: int, end: int | None) -> tuple[int, int]:
         """Row numbers ``[first, last)`` that overlap the offsets; entries never overlap."""

@@ -153,7 +153,12 @@ class KeyRing:
         """HKDF-SHA256 of a key of the ring, 32 bytes. Raises AccessDenied, naming `name`, without the key."""
         known = self._derived.get((key_id, purpose))
         if known is None:
-            known = self._derived[key_id, purpose] = _hkdf(self._key(key_id, name), purpose)
+            of_ring = self._key(key_id, name)
+            from cryptography.hazmat.primitives.hashes import SHA256
+            from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+            kdf = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=purpose)
+            known = self._derived[key_id, purpose] = kdf.derive(of_ring)
         return known
 
     def _wrapped(self, key_id: str, name: str, binding: int, data_key: bytes) -> str:
@@ -235,13 +240,6 @@ def is_current(wrapped: str | None) -> bool:
 
 def _of_key(key_id: str, name: str, binding: int) -> bytes:
     return f"tiered key {WRAPPING} {binding} {name} {key_id}".encode()
-
-
-def _hkdf(key: bytes, purpose: bytes) -> bytes:
-    from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
-    return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=purpose).derive(key)
 
 
 def gcm(key: bytes) -> AESGCM:

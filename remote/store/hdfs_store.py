@@ -49,12 +49,7 @@ from local.errors import (
 )
 from remote.keys import is_ulid, new_ulid
 from remote.store.file_store import ASIDE, DirectoryStore
-from remote.store.protocol import (
-    Body,
-    ObjectInfo,
-    check_length,
-    check_range,
-)
+from remote.store.protocol import Body, ObjectInfo, check_length, check_range
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +143,7 @@ class HdfsStore(DirectoryStore):
                 if self._is_missing(aside):
                     facts = {"store": self.url, "key": key}
                     raise Unavailable(f"{attempt}, its temporary file does not exist", **facts) from None
-                self._client.mkdirs(_parent(path), create_parent=True)
+                self._client.mkdirs(path.rpartition("/")[0], create_parent=True)
             self._client.rename(aside, path, overwrite=overwrite)
 
     def _is_missing(self, path: str) -> bool:
@@ -327,10 +322,6 @@ def _settings(options: Mapping[str, object]) -> dict[str, str]:
 
 def _info(key: str, status: Any) -> ObjectInfo:  # noqa: ANN401
     return ObjectInfo(key=key, size_bytes=status.length, modified_ms=status.modification_time)
-
-
-def _parent(path: str) -> str:
-    return path.rpartition("/")[0]
 
 
 @contextmanager

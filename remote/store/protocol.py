@@ -59,11 +59,9 @@ class ObjectStore(Protocol):
     @property
     def url(self) -> str:
         """The location of the root, without any secret."""
-        ...
 
     def put(self, key: str, body: Body) -> None:
         """Create or replace. Atomic: readers see all of the body or none."""
-        ...
 
     def put_if_absent(self, key: str, body: Body) -> None:
         """Create, atomically, only if the key is free. Raises AlreadyExists if it is taken.
@@ -71,19 +69,15 @@ class ObjectStore(Protocol):
         AlreadyExists is **ambiguous** after a lost answer: the object may be the caller's own. Callers compare an
         identity inside the body. An empty body is rejected (InvalidRequest): some stores overwrite with it.
         """
-        ...
 
     def upload(self, key: str, source: UploadSource) -> None:
         """Create or replace from `source`. Invisible until complete. An empty source is rejected."""
-        ...
 
     def get(self, key: str) -> bytes:
         """The whole body. Raises NotFound."""
-        ...
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Exactly `length` bytes from `start`. Raises NotFound, Corrupt for an early end, Unavailable."""
-        ...
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
         """`get_range` of each (start, length), concurrently where the store can. Immutable."""
@@ -95,7 +89,6 @@ class ObjectStore(Protocol):
 
     def head(self, key: str) -> ObjectInfo:
         """Size and time of one object. Raises NotFound."""
-        ...
 
     def list_prefixes(self, prefix: str) -> list[str]:
         """The path components that begin with `prefix` and contain objects, sorted, without slashes.
@@ -103,18 +96,15 @@ class ObjectStore(Protocol):
         Each is the whole component after the last ``/`` of `prefix`: for ``"a/"`` all of them, for ``"a/b-"`` the ones
         that begin with ``b-``. Where the store can, it examines no others. Raises as `list` does.
         """
-        ...
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Objects with `prefix` and a key after `start_after`, in key order. Never cached.
 
         Raises NotFound if the store's root (bucket, directory) does not exist. An empty prefix yields nothing.
         """
-        ...
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; a missing key is no error."""
-        ...
 
     def close(self) -> None:
         """Close connections, if there are any. Idempotent."""

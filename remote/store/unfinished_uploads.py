@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -57,7 +57,6 @@ class UnfinishedUploads:
         self._options = dict(options)
         self._policy, self._watchdog = policy or RetryPolicy(), Watchdog()
         self._limit_s = (deadlines or Deadlines()).call_s
-        self._known: Any = None
 
     def list(self, prefix: str = "") -> list[UnfinishedUpload]:
         """The uploads below `prefix`, by key, without sizes. Raises AccessDenied, Unavailable, NotFound."""
@@ -106,7 +105,7 @@ class UnfinishedUploads:
     def _ask(self, attempt: str, method: str, named: Mapping[str, object], **facts: object) -> dict[str, Any]:
         def once() -> dict[str, Any]:
             with translated(attempt, options=self._options, store=self._url, **facts):
-                call: Callable[..., dict[str, Any]] = getattr(self._client(), method)
+                call: Callable[..., dict[str, Any]] = getattr(self._client, method)
                 return call(**named)
 
         watched = partial(self._watchdog.run, once, self._limit_s, attempt, store=self._url, **facts)
@@ -115,10 +114,9 @@ class UnfinishedUploads:
     def _named(self, upload: UnfinishedUpload) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._root + upload.key, "UploadId": upload.upload_id}
 
+    @cached_property
     def _client(self) -> Any:  # noqa: ANN401
-        if self._known is None:
-            self._known = boto3_client("s3", self._options)
-        return self._known
+        return boto3_client("s3", self._options)
 
 
 def boto3_client(service: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401
@@ -168,9 +166,9 @@ def bucket_rules(url: str, options: Mapping[str, object]) -> list[dict[str, obje
 
 
 def missing_rules(wanted: Sequence[Rule], found: Sequence[Rule]) -> list[Rule]:
-    """Return the rules of `wanted` that the bucket lacks, or has with other content."""
+    """Return the rules of `wanted` that the bucket lacks, or has with other content; it may have more fields."""
     known = {rule.get("ID"): rule for rule in found}
-    return [rule for rule in wanted if not _is_same(rule, known.get(rule["ID"]))]
+    return [rule for rule in wanted if not rule.items() <= known.get(rule["ID"], {}).items()]
 
 
 def put_rules(url: str, options: Mapping[str, object], wanted: Sequence[Rule]) -> None:
@@ -211,8 +209,3 @@ def _owner(whose: str) -> tuple[str, str]:
     if kind not in ("user", "role") or not slash or not owner:
         raise InvalidRequest("invalid owner of a policy", text=repr(whose), expected="user/NAME or role/NAME")
     return kind, owner
-
-
-def _is_same(rule: Rule, other: Rule | None) -> bool:
-    """Compare only the fields of this project: the server may add others."""
-    return other is not None and all(other.get(name) == value for name, value in rule.items())

@@ -66,11 +66,9 @@ class Inspector(Protocol):
 
         Raises Corrupt and InvalidRequest; their fact `at` is a position in `data`.
         """
-        ...
 
     def facts(self) -> SegmentFacts | None:
         """The facts, after it saw the whole segment; None if it does not parse the bytes."""
-        ...
 
 
 class _TakesAll:

@@ -53,7 +53,7 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments
 from remote.segment_entry import PART_BYTES, SegmentEntry
 from remote.store import Body, GetRange, ObjectInfo
-from remote.store.middleware.metered_store import MeteredStore
+from remote.store.middleware.store_wrapper import MeteredStore
 from remote.store.open_store import open_store
 from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.partition.segment_inspection import SegmentInspector

@@ -26,7 +26,7 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments, expire_segments, remove_pending_deletes
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
-from remote.store.middleware.metered_store import MeteredStore, RequestCounts
+from remote.store.middleware.store_wrapper import MeteredStore, RequestCounts
 from remote.store.open_store import open_store
 from remote.upload.segment_upload import copy_segment
 from tiered.read.partition_source import PartitionSource

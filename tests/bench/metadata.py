@@ -26,13 +26,13 @@ from local_servers import KINDS, RunningServer
 
 from remote.keys import PAGES, data_key, indexes_key, new_ulid
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.disk_cache_of_manifests import manifest_disk_cache
 from remote.manifest.manifest import encode_manifest
 from remote.manifest.manifest_changes import add_segments, expire_segments, set_properties
+from remote.manifest.manifest_lookup import manifest_disk_cache
 from remote.segment_entry import IndexRange, SegmentEntry
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.metered_store import MeteredStore
+from remote.store.middleware.store_wrapper import MeteredStore
 from remote.store.open_store import open_store
 
 RUN = 1000

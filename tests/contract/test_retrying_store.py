@@ -12,8 +12,8 @@ from local.errors import AccessDenied, AlreadyExists, Corrupt, InvalidRequest, N
 from remote.segment_entry import PART_BYTES
 from remote.store import LIST_PAGE, ObjectInfo, ranged_source
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.metered_store import MeteredStore, RequestCounts
 from remote.store.middleware.retrying_store import RetryBudget, RetryingStore, RetryPolicy
+from remote.store.middleware.store_wrapper import MeteredStore, RequestCounts
 
 ONCE = RetryPolicy(attempts_max=1)
 LARGE = bytes(2 * PART_BYTES + PART_BYTES // 2)

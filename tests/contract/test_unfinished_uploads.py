@@ -121,7 +121,7 @@ def test_a_listing_of_several_pages_of_uploads_and_of_parts_is_complete():
             return {"Parts": parts, "IsTruncated": numbers[-1] < 5, "NextPartNumberMarker": numbers[-1]}
 
     uploads = UnfinishedUploads("s3://bucket", {})
-    uploads._known = Client()
+    uploads._client = Client()
     found = uploads.list()
     assert [(each.key, each.upload_id) for each in found] == [
         ("a", "1"),

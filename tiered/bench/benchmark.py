@@ -33,7 +33,7 @@ from remote.gc.object_deletion import DeleteReason, delete_objects
 from remote.segments.index_bundle import CHUNK_BYTES
 from remote.store import ObjectStore, ranged_source
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.metered_store import MeteredStore, RequestCounts
+from remote.store.middleware.store_wrapper import MeteredStore, RequestCounts
 from remote.store.open_store import open_store
 from tiered import __version__
 from tiered.config.config import Config, file_url

@@ -38,7 +38,7 @@ from remote.segment_entry import SegmentEntry
 from remote.segments.index_bundle import CHUNK_BYTES, ZSTD
 from remote.segments.object_encoding import Seal
 from remote.store import Body
-from remote.store.middleware.metered_store import RequestCounts
+from remote.store.middleware.store_wrapper import RequestCounts
 from tiered.config.price_file import new_class
 from tiered.config.units import format_bytes, format_ms, parse_bytes
 from tiered.cost.topic_cost import all_entries

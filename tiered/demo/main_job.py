@@ -32,7 +32,7 @@ from local.format.record import Record, StoredRecord
 from local.names import TopicPartition
 from local.storage import DiskStorage
 from policies.decisions import CleanLog, CopySegment, Decision, DropLocal, Plan
-from remote.store.middleware.metered_store import RequestCounts
+from remote.store.middleware.store_wrapper import RequestCounts
 from remote.store.open_store import open_store
 from tiered.config.config import Config, file_url
 from tiered.demo.s3_endpoint import S3Endpoint

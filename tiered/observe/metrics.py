@@ -28,7 +28,7 @@ from policies.snapshot import PartitionSnapshot
 from remote.fetch.read_ahead import reader_load
 from remote.gc.object_deletion import DeleteReason, deletions
 from remote.keys import parse_topic_directory
-from remote.store.middleware.metered_store import RequestCounts
+from remote.store.middleware.store_wrapper import RequestCounts
 from tiered import __version__
 from tiered.config.price_file import prices_or_none
 from tiered.manager.manager import LogManager

@@ -47,9 +47,9 @@ from remote.fetch.range_reader import RangePredictor, RemotePartition
 from remote.gc.pins import PinWatch
 from remote.keys import partition_prefix
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.disk_cache_of_manifests import manifest_disk_cache, shares
 from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import delete_partition, expire_segments, set_properties, settle
+from remote.manifest.manifest_lookup import manifest_disk_cache, shares
 from remote.manifest.manifest_memory_cache import ManifestMemoryCache, SealMemory
 from remote.manifest.sealing import keyed
 from remote.manifest.view_changes import announce_views

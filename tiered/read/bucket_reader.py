@@ -24,8 +24,8 @@ from remote.gc.pins import Pin, pin_newest, release_all
 from remote.keys import partition_prefix
 from remote.manifest.catalog import RemotePartitionName, list_partitions, list_topics, partitions_of
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.disk_cache_of_manifests import ManifestDiskCache, manifest_disk_cache, shares
 from remote.manifest.manifest import Manifest, check_says_something
+from remote.manifest.manifest_lookup import ManifestDiskCache, manifest_disk_cache, shares
 from remote.manifest.sealing import keyed
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore

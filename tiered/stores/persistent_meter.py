@@ -22,7 +22,7 @@ from local.errors import LogError, NotFound
 from local.logdirs.log_dirs import LogDirectories
 from local.storage import Storage, join, replace_file
 from remote.store import ObjectStore
-from remote.store.middleware.metered_store import MeteredStore, RequestCounts
+from remote.store.middleware.store_wrapper import MeteredStore, RequestCounts
 from tiered.config.clock_guard import counted_ms
 
 FILE = "remote-requests.json"

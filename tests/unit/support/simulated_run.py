@@ -20,7 +20,7 @@ from remote.fetch import read_ahead
 from remote.manifest.manifest import Manifest
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
-from remote.store.middleware.metered_store import MeteredStore, RequestCounts
+from remote.store.middleware.store_wrapper import MeteredStore, RequestCounts
 from tiered.config.config import Config
 from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog

@@ -14,7 +14,7 @@ from policies.cost.storage_cost import GIB, StorageUsage, Stored, monthly_storag
 from policies.cost.workload import Counts
 from remote.manifest import commit_protocol
 from remote.manifest.page_out import PageRule
-from remote.store.middleware.metered_store import RequestCounts
+from remote.store.middleware.store_wrapper import RequestCounts
 from tiered.cost.topic_cost import all_entries, cost_report
 
 MIB = 1 << 20

@@ -18,7 +18,7 @@ from policies.cost.simulation import Reads, Workload
 from policies.cost.storage_cost import GIB
 from policies.rules import PartitionRules
 from remote.manifest.catalog import list_partitions
-from remote.store.middleware.metered_store import MeteredStore
+from remote.store.middleware.store_wrapper import MeteredStore
 from tiered.cli.options import parse_time
 from tiered.config.price_file import price_rows
 from tiered.cost.cost_advising import cost_advice, stored_segments_of

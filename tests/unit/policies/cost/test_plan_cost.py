@@ -24,7 +24,7 @@ from policies.decisions import (
 )
 from remote.manifest import commit_protocol
 from remote.manifest.page_out import PageRule
-from remote.store.middleware.metered_store import RequestCounts
+from remote.store.middleware.store_wrapper import RequestCounts
 from tiered.config.price_file import price_rows
 from tiered.cost.topic_cost import cost_report
 from tiered.plans.planning import decision_row, line_fields, priced_plan, total_rows

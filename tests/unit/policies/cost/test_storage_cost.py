@@ -13,7 +13,7 @@ from remote.manifest.manifest_changes import add_segments
 from remote.segment_entry import PART_BYTES
 from remote.store import parts_of
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.metered_store import MeteredStore
+from remote.store.middleware.store_wrapper import MeteredStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment
 
 MIB = 1 << 20

@@ -22,7 +22,7 @@ from remote.cache.disk_cache import LOCK, WHOLE, DiskCache
 from remote.fetch.range_reader import RemotePartition
 from remote.store import Body
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.metered_store import MeteredStore
+from remote.store.middleware.store_wrapper import MeteredStore
 from tiered.config.config import Config
 from tiered.partition.partition_opening import Opener
 from tiered.read.bucket_reader import RemoteLog

@@ -26,7 +26,7 @@ from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFou
 from remote.external.aiven_layout import PrivateKeys, Sealing, decode_aiven_manifest
 from remote.external.external_layout import LayoutOptions
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.metered_store import MeteredStore
+from remote.store.middleware.store_wrapper import MeteredStore
 from tiered.read.bucket_reader import RemoteLog
 
 

@@ -15,7 +15,7 @@ from local.names import TopicPartition
 from local.records.isolation import Isolation
 from remote.external.external_layout import LayoutOptions
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.metered_store import MeteredStore
+from remote.store.middleware.store_wrapper import MeteredStore
 from tiered.read.bucket_reader import RemoteLog, open_remote
 from tiered.read.external_segments import built_indexes, position_of
 

@@ -21,7 +21,7 @@ from remote.segments.index_bundle import (
     encode_chunks,
 )
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.metered_store import MeteredStore
+from remote.store.middleware.store_wrapper import MeteredStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment
 
 PREFIX = "orders-AAAAAAAAAAAAAAAAAAAAAA/0/"

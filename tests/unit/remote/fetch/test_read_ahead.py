@@ -19,7 +19,7 @@ from remote.fetch.range_reader import RemotePartition
 from remote.fetch.read_ahead import SequentialReader
 from remote.segment_entry import SegmentEntry
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.metered_store import MeteredStore
+from remote.store.middleware.store_wrapper import MeteredStore
 from remote.upload.segment_upload import copy_segment
 
 BODIES = [random.Random(at).randbytes(size) for at, size in enumerate((40 * CHUNK + 7, 3 * CHUNK, 25 * CHUNK, 11))]

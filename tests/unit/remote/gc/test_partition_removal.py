@@ -14,7 +14,7 @@ from remote.keys import MANIFESTS, PINS
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.metered_store import MeteredStore
+from remote.store.middleware.store_wrapper import MeteredStore
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "crash"))
 from protocol_world import PREFIX, TOPIC, TOPIC_ID, Writer, entries_of

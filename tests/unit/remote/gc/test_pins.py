@@ -28,7 +28,7 @@ from remote.gc.pins import (
 from remote.keys import PINS, pin_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.metered_store import MeteredStore
+from remote.store.middleware.store_wrapper import MeteredStore
 
 PREFIX = "t/0/"
 DAY = 24 * HOUR

@@ -11,11 +11,11 @@ from local.errors import Corrupt
 from remote.gc.delayed_delete import collect_manifests
 from remote.keys import MANIFESTS, manifest_key
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.disk_cache_of_manifests import ManifestDiskCache
 from remote.manifest.manifest_changes import add_segments, expire_segments, set_properties
+from remote.manifest.manifest_lookup import ManifestDiskCache
 from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.metered_store import MeteredStore
+from remote.store.middleware.store_wrapper import MeteredStore
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 from disk_model import ModelDisk

@@ -14,7 +14,7 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import set_properties
 from remote.manifest.manifest_memory_cache import SURE_MS, ManifestMemoryCache
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.metered_store import MeteredStore
+from remote.store.middleware.store_wrapper import MeteredStore
 
 PREFIX = "orders-AAAAAAAAAAAAAAAAAAAAAA/0/"
 STEP_MS = 10_000

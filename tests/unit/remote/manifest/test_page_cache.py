@@ -16,7 +16,7 @@ from remote.manifest.manifest_changes import add_segments
 from remote.manifest.manifest_lookup import Pages
 from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.metered_store import MeteredStore
+from remote.store.middleware.store_wrapper import MeteredStore
 
 ID = "A" * 22
 RULE = PageRule(manifest_bytes_max=1, page_rows_max=4, page_rows_min=2, kept_entries_min=1)

@@ -25,9 +25,9 @@ from remote.fetch.segment_check import Severity
 from remote.keys import MANIFESTS, PAGES, data_key, indexes_key, manifest_key, parse_manifest_key, parse_page_key
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.disk_cache_of_manifests import ManifestDiskCache
 from remote.manifest.manifest import Manifest, decode_manifest, encode_manifest
 from remote.manifest.manifest_changes import add_segments
+from remote.manifest.manifest_lookup import ManifestDiskCache
 from remote.manifest.manifest_memory_cache import FILE, ManifestMemoryCache
 from remote.manifest.manifest_page import decode_page, encode_page
 from remote.manifest.page_out import PageRule

@@ -28,7 +28,7 @@ from remote.segments.encryption import INDEXES_MAGIC, STEM_BINDING, KeyRing, Obj
 from remote.segments.index_bundle import AES_256_GCM, RAW, ZSTD, ChunkTable, decode_bundle, decode_chunks, encode_chunks
 from remote.segments.object_encoding import ObjectEncoding, Seal, open_chunk
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.metered_store import MeteredStore
+from remote.store.middleware.store_wrapper import MeteredStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from remote.upload.segment_upload_stream import SegmentFacts
 

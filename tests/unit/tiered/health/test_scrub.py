@@ -18,7 +18,7 @@ from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import expire_segments
 from remote.segments.encryption import KeyRing
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.metered_store import MeteredStore
+from remote.store.middleware.store_wrapper import MeteredStore
 from tiered.health.scrub import ScrubPlan, plan_scrub, report_of, run_scrub, scrub_segment
 from tiered.health.scrub_report import ScrubReport, ScrubState, decode_report, encode_report
 from tiered.migrate.fork import plan_fork, run_fork

@@ -23,7 +23,7 @@ from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import KeyRing
 from remote.segments.index_bundle import CHUNK_BYTES, SEALED_CHUNK_BYTES
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.metered_store import MeteredStore
+from remote.store.middleware.store_wrapper import MeteredStore
 from tiered.jobs.joined_segments import check_same_bytes
 from tiered.jobs.rewriting import (
     RewritePlan,

@@ -17,8 +17,8 @@ from remote.gc.pins import list_pins, pin_newest, release
 from remote.keys import MANIFESTS
 from remote.manifest import commit_protocol
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.disk_cache_of_manifests import manifest_disk_cache
 from remote.manifest.manifest_changes import set_properties
+from remote.manifest.manifest_lookup import manifest_disk_cache
 from remote.manifest.page_out import PageRule
 from tiered.read.bucket_reader import RemoteLog
 

@@ -12,7 +12,7 @@ from local.errors import Corrupt, LogError, Unavailable
 from local.names import TopicPartition
 from remote.manifest.manifest_memory_cache import ManifestMemoryCache
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.metered_store import MeteredStore, RequestCounts
+from remote.store.middleware.store_wrapper import MeteredStore, RequestCounts
 from remote.store.open_store import open_store
 from tiered.manager.manager import LogManager
 from tiered.partition import partition_table

@@ -15,7 +15,7 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import delete_partition
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.metered_store import MeteredStore
+from remote.store.middleware.store_wrapper import MeteredStore
 from tiered.cli.main import invoke
 from tiered.read.bucket_reader import RemoteLog, open_remote, topic_ids
 

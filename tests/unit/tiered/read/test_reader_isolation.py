@@ -12,7 +12,7 @@ from local.format.record import Record
 from local.log import Log
 from local.log.producer_state import Producer, ProducerEntry, decode_snapshot
 from local.records.isolation import Isolation, aborted_batches
-from remote.store.middleware.metered_store import MeteredStore
+from remote.store.middleware.store_wrapper import MeteredStore
 from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog
 

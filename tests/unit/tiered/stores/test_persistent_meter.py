@@ -15,7 +15,7 @@ from remote.keys import topic_directory
 from remote.segment_entry import PART_BYTES
 from remote.store import ranged_source
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.metered_store import MeteredStore, RequestCounts
+from remote.store.middleware.store_wrapper import MeteredStore, RequestCounts
 from tiered.cost.topic_cost import cost_report
 from tiered.stores.persistent_meter import FILE, PersistentMeter, RequestHistory, added, month_of, read_history
 
