@@ -104,10 +104,6 @@ class FileSource:
     _file: StorageFile | None = None
 
     @property
-    def is_object(self) -> bool:
-        return self.store is not None
-
-    @property
     def kind(self) -> Kind | None:
         return kind_of(self.place)
 

@@ -363,7 +363,11 @@ class LogDump:
                 if columns is None:
                     yield _Step(run, [first] if mask[first] else [])
                     continue
-                matching = self._matching(columns)
+                if self._selection == EVERYTHING:
+                    self._count_gaps(columns)
+                    matching = columns
+                else:
+                    matching = columns.select(self._selection.records(columns))
                 counts = np.bincount(matching.batch_ordinals, minlength=len(columns.table))
                 may_match = mask[first : first + len(counts)] & (not self._selection.needs_records)
                 shown = np.flatnonzero((counts > 0) | may_match)
@@ -414,12 +418,6 @@ class LogDump:
         except Corrupt as error:
             self._note(error.attempt, run.position + int(table.positions[0]))
             return None
-
-    def _matching(self, columns: Columns) -> Columns:
-        if self._selection == EVERYTHING:
-            self._count_gaps(columns)
-            return columns
-        return columns.select(self._selection.records(columns))
 
     def _records(self, step: _Step) -> Iterator[RecordRow]:
         if (columns := step.columns) is None:

@@ -48,6 +48,16 @@ SCHEMA = (  # as Spark's DDL
     "dollars_to_delete_now double"
 )
 COLUMNS = dict(column.split(" ") for column in SCHEMA.split(", "))
+_OF_ENTRY = (
+    "base_offset",
+    "next_offset",
+    "size_bytes",
+    "stored_bytes",
+    "indexes_bytes",
+    "codec",
+    "key_id",
+    "cleaned_through",
+)
 BATCH_ROWS = 4096
 Row = dict[str, object]
 
@@ -147,21 +157,14 @@ def _segment(row: SegmentEntry, name: RemotePartitionName, options: TableOptions
     gets = -(-row.stored_bytes // RANGE_BYTES)
     storage = monthly_storage(billed_bytes(row.stored_bytes, 1, prices), prices)
     return {
+        **{name: getattr(row, name) for name in _OF_ENTRY},
         "state": row.state.name,
-        "base_offset": row.base_offset,
-        "next_offset": row.next_offset,
         "record_count": None if is_in_other_topic else row.record_count,
-        "size_bytes": row.size_bytes,
-        "stored_bytes": row.stored_bytes,
-        "indexes_bytes": row.indexes_bytes,
         "min_timestamp": _us(row.min_timestamp_ms),
         "max_timestamp": _us(row.max_timestamp_ms),
         "committed": _us(row.committed_ms or None),
         "epochs": [{"epoch": epoch, "start_offset": start} for epoch, start in row.epochs],
-        "codec": row.codec,
-        "key_id": row.key_id,
         "storage_class": row.storage_class or STANDARD,
-        "cleaned_through": row.cleaned_through,
         "ulid": None if is_in_other_topic else row.ulid,
         "data_key": row.data_key if is_in_other_topic else full_key(name.prefix, row.data_key),
         "indexes_key": None if is_in_other_topic else full_key(name.prefix, row.indexes_key),

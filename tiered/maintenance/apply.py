@@ -74,14 +74,6 @@ PAUSED = (CopySegment, ReplaceRemote, BuildView)  # not done while uploads are p
 ENDING = (AdvanceLogStart, DeletePending, DeletePage)  # irreversible, and decided by the settings
 
 
-def _may(partition: Partition, action: TierAction) -> bool:
-    """Whether the state allows the action. Raises the error of a state that forbids all changes."""
-    if partition.allows(action):
-        return True
-    partition.check_not_stopped()
-    return False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
     """The effects of a plan on one partition; `skipped` holds decisions that no longer applied."""
@@ -206,11 +198,14 @@ def _drop_copied(state: Application) -> None:
 
 
 def _apply_run(state: Application, run: Sequence[Decision], progress: Progress) -> None:
-    is_held_up = isinstance(run[0], PAUSED) and state.partition.is_paused_now()
+    partition = state.partition
+    is_held_up = isinstance(run[0], PAUSED) and partition.is_paused_now()
     action, apply = _EFFECTS[type(run[0])]
-    is_forbidden = action is not None and not _may(state.partition, action)
+    is_forbidden = action is not None and not partition.allows(action)
+    if is_forbidden:
+        partition.check_not_stopped()
     # A task may have waited long for the store since its decision: a retention raised since then must hold.
-    if is_held_up or is_forbidden or (isinstance(run[0], ENDING) and state.partition.rules != state.rules):
+    if is_held_up or is_forbidden or (isinstance(run[0], ENDING) and partition.rules != state.rules):
         state.record(run, [])
         return
     for decision in run:
@@ -283,12 +278,10 @@ def _drop(state: Application, decision: DropLocal) -> bool:
 
 
 def _build_view(state: Application, decision: BuildView) -> bool:
-    metadata = state.partition.metadata
-    if metadata is None and not state.partition.keeps_views_on_disk:
+    if state.partition.metadata is None and not state.partition.keeps_views_on_disk:
         return False
     work = ViewWork(
         name=decision.view,
-        store=metadata.store if metadata is not None else None,
         storage=state.where().storage,
         now_ms=state.now_ms,
         accepts_loss=decision.accepts_loss,
@@ -359,8 +352,7 @@ def _expire_pages(state: Application, run: Sequence[ExpirePage]) -> list[Decisio
 
 def _delete(state: Application, run: Sequence[DeletePending | DeletePage]) -> list[Decision]:
     metadata, pins = state.partition.metadata, state.partition.pins
-    if metadata is None or pins is None:
-        return []
+    assert metadata is not None and pins is not None  # noqa: PT018 - only a writer may delete (`tier_state`)
     delete_due = delete_due_objects if isinstance(run[0], DeletePending) else delete_due_pages
     keys = [decision.key for decision in run]
     deleted = delete_due(metadata.store, state.partition.prefix, metadata, pins, keys, state.now_ms)
@@ -369,8 +361,7 @@ def _delete(state: Application, run: Sequence[DeletePending | DeletePage]) -> li
 
 def _collect(state: Application, decision: CollectManifests) -> bool:
     metadata = state.partition.metadata
-    if metadata is None:
-        return False
+    assert metadata is not None, "only a writer may delete manifests"
     collect_manifests(metadata.store, state.partition.prefix, metadata, decision.upto_sequence, now_ms=state.now_ms)
     return True
 

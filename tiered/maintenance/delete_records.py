@@ -69,7 +69,11 @@ def delete_records(
     manager may not write to a partition. The facts of an error of the disk or the store name the deletions so far.
     """
     for held in partitions:
-        _check_ours(held)
+        _check_there(held)
+        held.check_not_stopped()
+        if not held.allows(TierAction.EXPIRE):
+            wrong = "cannot delete records, this process does not own the manifest of the partition yet"
+            raise Unavailable(wrong, partition=held.name)
     planned = {held: plan_deletion(held, offset) for held, offset in partitions.items()}
     done: dict[TopicPartition, DeletedRecords] = {}
     for held, each in planned.items():
@@ -92,11 +96,3 @@ def _check_there(held: Partition) -> None:
     if held.is_deleted:
         raise NotFound("cannot delete records, the topic was deleted", partition=held.name)
     held.check_not_fenced()
-
-
-def _check_ours(held: Partition) -> None:
-    _check_there(held)
-    held.check_not_stopped()
-    if not held.allows(TierAction.EXPIRE):
-        wrong = "cannot delete records, this process does not own the manifest of the partition yet"
-        raise Unavailable(wrong, partition=held.name)

@@ -218,7 +218,9 @@ class Maintenance:
                 break
         self._opener.check_store(now_ms)
         rules = {held.name: held.rules for held in self._table.all()}
-        planned = self.cleaning.take_turns(self._plan(now_ms), partial(self._snapshots, now_ms))
+        uncleanable = self.cleaning.waiting(now_ms)
+        snapshots = self._table.snapshots(now_ms, self._table.known(), uncleanable=uncleanable)
+        planned = self.cleaning.take_turns(plan_snapshots(snapshots, now_ms), partial(self._snapshots, now_ms))
         applied = self.apply(planned, should_stop=should_stop, drops_copied=True, rules=rules)
         more = self._deletion.step(now_ms)
         return more or any(result.done for result in applied.values())
@@ -254,10 +256,6 @@ class Maintenance:
     def _snapshots(self, now_ms: int) -> list[PartitionSnapshot]:
         uncleanable = self.cleaning.waiting(now_ms)
         return self._table.snapshots(now_ms, self._table.all(), may_ask=False, uncleanable=uncleanable)
-
-    def _plan(self, now_ms: int) -> Plan:
-        known = self._table.known()
-        return plan_snapshots(self._table.snapshots(now_ms, known, uncleanable=self.cleaning.waiting(now_ms)), now_ms)
 
     def _find(self, name: TopicPartition) -> Partition | None:
         try:

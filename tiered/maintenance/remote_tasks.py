@@ -210,7 +210,9 @@ class RemoteTasks:
             partition=held,
             now_ms=now_ms,
             where=lambda: self._directories.of(held.name),
-            should_stop=lambda: self._must_stop(held),
+            should_stop=lambda: (
+                self.copier_pool.is_stopping or held.is_deleted or not self._directories.is_online(held.name)
+            ),
             clock=self._clock,
         )
         applied = apply_in_task(state, decide)
@@ -224,10 +226,6 @@ class RemoteTasks:
             # Also if nothing was left to do: the cause has passed. A log to be cleaned copies later.
             self._forget(held.name)
         return turn.has_more and bool(applied.done)
-
-    def _must_stop(self, held: Partition) -> bool:
-        is_online = self._directories.is_online(held.name)
-        return self.copier_pool.is_stopping or held.is_deleted or not is_online
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,11 +62,6 @@ Clock = Callable[[], float]
 Clean = Callable[[Partition, LogDirectory, CleanLog], CleaningFigures | None]
 
 
-def no_time() -> float:
-    """A constant clock, for the same commits every time."""
-    return 0.0
-
-
 @dataclass(slots=True, kw_only=True)
 class Application:
     """One application of decisions to a partition, and its effects so far.
@@ -84,7 +79,7 @@ class Application:
     where: Callable[[], LogDirectory]
     should_stop: Callable[[], bool] = lambda: False
     clean: Clean = lambda partition, directory, decision: None
-    clock: Clock = no_time
+    clock: Clock = lambda: 0.0  # constant, for the same commits every time
     rules: PartitionRules | None = None
     done: list[Decision] = field(default_factory=list)
     skipped: list[Decision] = field(default_factory=list)
@@ -127,8 +122,6 @@ def copy_in_groups(state: Application, run: Sequence[CopySegment]) -> None:
     Ends at the first changed segment, and at `stops_uploads`. Commits the earlier uploads before it raises an error.
     """
     context = _commit_context(state)
-    if context is None:
-        return
     group, reached = _Group(), 0
     try:
         for decision in run:
@@ -160,8 +153,8 @@ def copy_in_groups(state: Application, run: Sequence[CopySegment]) -> None:
 def copy_in_one_commit(state: Application, run: Sequence[CopySegment]) -> list[CopySegment]:
     """Upload and commit all of `run` in one commit; none if the state changed, or at `stops_uploads`."""
     context = _commit_context(state)
-    infos = _whole(context, run) if context is not None else []
-    if context is None or not infos:
+    infos = _whole(context, run)
+    if not infos:
         return []
     cut = min(context.snapshot.clean_cut, infos[-1].next_offset)
     uploads = []
@@ -180,9 +173,9 @@ def copy_in_one_commit(state: Application, run: Sequence[CopySegment]) -> list[C
 def replace_remote(state: Application, decision: ReplaceRemote) -> bool:
     """Upload a segment and commit its entry in the place of others; False if the state changed."""
     context = _commit_context(state)
-    if context is None or not _is_still_due(context, decision):
+    if not _is_still_due(context, decision):
         return False
-    info = _closed(context.snapshot, decision.base_offset)
+    info = next(info for info in context.snapshot.closed if info.base_offset == decision.base_offset)
     uploaded = _uploaded(context, info)
     if uploaded is None:
         return False
@@ -197,8 +190,6 @@ def advance_entries(state: Application, run: Sequence[AdvanceCleanedOffset]) -> 
     Cleaning only removes records, so equal counts mean equal records. The other segments are noted as shrunk.
     """
     context = _commit_context(state)
-    if context is None:
-        return []
     entries = {entry.ulid: entry for entry in context.manifest.segments}
     done = []
     for decision in run:
@@ -216,10 +207,9 @@ def advance_entries(state: Application, run: Sequence[AdvanceCleanedOffset]) -> 
     return done
 
 
-def _commit_context(state: Application) -> _CommitContext | None:
+def _commit_context(state: Application) -> _CommitContext:
     metadata, manifest = state.partition.metadata, state.partition.manifest()
-    if metadata is None or manifest is None:
-        return None
+    assert metadata is not None and manifest is not None  # noqa: PT018 - only a writer may upload (`tier_state`)
     # The caller itself copies the marked segments.
     snapshot = replace(state.partition.snapshot(state.now_ms), copying=frozenset())
     return _CommitContext(partition=state.partition, metadata=metadata, manifest=manifest, snapshot=snapshot)
@@ -276,10 +266,6 @@ def _is_still_due(context: _CommitContext, decision: ReplaceRemote | AdvanceClea
         (one.base_offset, one.next_offset, one.ulids) == (decision.base_offset, decision.next_offset, decision.ulids)
         for one in due
     )
-
-
-def _closed(snapshot: PartitionSnapshot, base_offset: int) -> SegmentInfo:
-    return next(info for info in snapshot.closed if info.base_offset == base_offset)
 
 
 def _uploaded(context: _CommitContext, info: SegmentInfo) -> SegmentEntry | None:

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 
 from local.logdirs.log_dirs import LogDirectories
 from local.storage import DiskStorage
+from tiered.config.secrets import keyed_store
 from tiered.maintenance.cleaning import CleanerSettings, Cleaning
 from tiered.partition.appending import Appender
-from tiered.partition.partition_opening import Opener, with_key_ring
+from tiered.partition.partition_opening import Opener
 from tiered.partition.partition_table import PartitionTable
 from tiered.read.partition_source import PartitionSource, Readable
 from tiered.stores.configured_store import configured_store, release
-from tiered.stores.persistent_meter import persistent_meter
+from tiered.stores.persistent_meter import PersistentMeter
 from tiered.topics.topic_admin import TopicAdmin
 
 if TYPE_CHECKING:
@@ -108,8 +109,9 @@ class LogManager(Readable):
         directories = LogDirectories(disk, config.data_dirs, read_only=read_only, cordoned=config.cordoned_dirs)
         try:
             store = store if store is not None else configured_store(config)
-            store = with_key_ring(store, config) if store is not None else None
-            meter = persistent_meter(store, directories, now_ms)
+            store = keyed_store(store, config.key_ring) if store is not None else None
+            place = directories.first_online
+            meter = PersistentMeter(store, place, now_ms, read_only=read_only) if store is not None else None
             opener = Opener(
                 config,
                 directories,

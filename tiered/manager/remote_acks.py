@@ -101,7 +101,9 @@ def wait_for_bucket(
             raise problem
         waited_ms = clock() - begun_ms
         if not 0 <= waited_ms < timeout_ms:  # a clock that was set back ends it too
-            raise _timeout_error(problem, unfinished, waited_ms)
+            facts = {**problem.facts, "waiting": ",".join(map(str, unfinished)), "waited_ms": waited_ms}
+            attempt = problem.attempt.removeprefix(f"{_ATTEMPT}, ")
+            raise Unavailable(f"{_ATTEMPT}, {attempt}", **facts)
         waiting(unfinished, problem)
         pause(PAUSE_S)
     return None
@@ -151,12 +153,6 @@ def _put_off(manager: LogManager, name: TopicPartition, now_ms: int) -> Unavaila
 def _snapshots(manager: LogManager, names: Sequence[TopicPartition], now_ms: int) -> list[PartitionSnapshot]:
     found = manager.snapshots(now_ms, {name.topic for name in names})
     return [each for each in found if each.partition in names]
-
-
-def _timeout_error(problem: LogError, unfinished: Sequence[TopicPartition], waited_ms: int) -> Unavailable:
-    facts = {**problem.facts, "waiting": ",".join(map(str, unfinished)), "waited_ms": waited_ms}
-    attempt = problem.attempt.removeprefix(f"{_ATTEMPT}, ")
-    return Unavailable(f"{_ATTEMPT}, {attempt}", **facts)
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):

@@ -369,20 +369,17 @@ def read_report(places: Sequence[tuple[Storage, str]]) -> WorkReport | None:
 
 
 def _next(known: ReportedProblem | None, name: TopicPartition | None, error: LogError, now_ms: int) -> ReportedProblem:
-    message = " ".join(str(error).split())
-    if known is not None and known.kind == type(error).__name__:
-        count = known.count + 1
-        step = next_step(error)
-        return msgspec.structs.replace(
-            known, message=message, last_ms=now_ms, count=count, code=error.code, next_step=step
-        )
+    kind, since_ms, count = type(error).__name__, now_ms, 1
+    if known is not None and known.kind == kind:
+        since_ms, count = known.since_ms, known.count + 1
     return ReportedProblem(
         topic=name.topic if name is not None else None,
         partition=name.partition if name is not None else None,
-        kind=type(error).__name__,
-        message=message,
-        since_ms=now_ms,
+        kind=kind,
+        message=flat(error),
+        since_ms=since_ms,
         last_ms=now_ms,
+        count=count,
         code=error.code,
         next_step=next_step(error),
     )

@@ -73,8 +73,11 @@ class UploadPauses:
             copies = _read(places)
             if len(copies.unavailable) < len(places):  # else the known state stays
                 self._file = _current(copies)
-            if self._file != before:
-                _log.warning("the upload pauses changed: %s", _summary(self._file))
+            if self._file is None and before is not None:
+                _log.warning("the upload pauses changed: %s is unreadable, all uploads are paused", FILE)
+            elif self._file is not None and self._file != before:
+                state = "no" if self._file.all is None else "paused"
+                _log.warning("the upload pauses changed: all=%s topics=%d", state, len(self._file.topics))
 
     def of(self, topic: Topic) -> Pause | None:
         """Return since when and why uploads of a topic are paused; None if not."""
@@ -235,9 +238,3 @@ def _read(places: Places) -> Copies[_File]:
 def _current(copies: Copies[_File]) -> _File | None:
     """The pauses that hold; None if all existing copies are damaged. No existing copy pauses nothing."""
     return None if copies.damaged and copies.newest is None else copies.newest or _NOTHING
-
-
-def _summary(file: _File | None) -> str:
-    if file is None:
-        return f"{FILE} is unreadable, all uploads are paused"
-    return f"all={'paused' if file.all is not None else 'no'} topics={len(file.topics)}"

@@ -170,13 +170,10 @@ def append_shares(shares: Encoded, now_ms: int, durability: Durability) -> dict[
             if problem is not None:
                 failures.append(problem)
                 del results[name]
+    if failures and results:
+        first = failures[0]
+        appended = ",".join(f"{name}:{given.base_offset}-{given.next_offset - 1}" for name, given in results.items())
+        raise first.restated(first.attempt, **{**first.facts, "appended": appended}) from first
     if failures:
-        raise _partly(failures[0], results) from failures[0]
+        raise failures[0]
     return results
-
-
-def _partly(error: LogError, results: Mapping[TopicPartition, AppendResult]) -> LogError:
-    if not results:
-        return error
-    appended = ",".join(f"{name}:{given.base_offset}-{given.next_offset - 1}" for name, given in results.items())
-    return error.restated(error.attempt, **{**error.facts, "appended": appended})

@@ -302,12 +302,7 @@ class Partition:
             self.log.notes.mark_unconfirmed(unless=lambda: self.is_writer)
 
     def snapshot(
-        self,
-        now_ms: int,
-        *,
-        may_clean: bool = True,
-        may_ask: bool = True,
-        known: dict[str, Rows] | None = None,
+        self, now_ms: int, *, may_clean: bool = True, may_ask: bool = True, known: dict[str, Rows] | None = None
     ) -> PartitionSnapshot:
         """The facts of both tiers for the policies. If `may_ask`, a page with expiring entries is read.
 

@@ -51,10 +51,8 @@ from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import delete_partition, expire_segments, set_properties, settle
 from remote.manifest.manifest_lookup import manifest_disk_cache, shares
 from remote.manifest.manifest_memory_cache import ManifestMemoryCache, SealMemory
-from remote.manifest.sealing import keyed
 from remote.manifest.view_changes import announce_views
 from remote.manifest.writer_roles import WriterState
-from remote.store import ObjectStore
 from tiered.config.config import Config, log_settings, resolve_rules
 from tiered.config.properties import APPEND_FREE_MIN
 from tiered.config.secrets import load_key_ring
@@ -74,11 +72,6 @@ from tiered.stores.store_check import StoreCheck
 _log = logging.getLogger(__name__)
 
 _NO_STORE = "no store is configured: set url in [remote] of tiered.toml"
-
-
-def with_key_ring(store: ObjectStore, config: Config) -> ObjectStore:
-    """The store with the configured key ring, which encrypts the manifests of encrypted topics."""
-    return keyed(store, load_key_ring(config.key_ring, os.environ))
 
 
 class Opener:

@@ -103,10 +103,13 @@ class PartitionTable:
         """Retry the logs that wait for room, and note the new errors. Acquiring the partitions comes later."""
         if not any(_lacks_room(each) for each in list(self._unopened.values())):
             return
+
+        def open_log(name: TopicPartition) -> Partition:
+            return self.opener.open_log(name, self.registry.get(name.topic), now_ms)
+
         with self.lock:
             names = [name for name, error in self._unopened.items() if _lacks_room(error)]
-            opened = self.add(load_logs({"": names}, partial(self._open, now_ms), threads_per_directory=1))
-            for each in opened:
+            for each in self.add(load_logs({"": names}, open_log, threads_per_directory=1)):
                 self._unopened.pop(each.name, None)
                 self.forget(each.name)
                 _log.info("a log was opened after the disk had space again: partition=%s", each.name)
@@ -146,9 +149,6 @@ class PartitionTable:
     def retry(self, names: Iterable[TopicPartition], *, now_ms: int) -> None:
         """Acquire partitions again that are without the writer role. Raises the first error."""
         raise_first(self.acquire([self.find(name) for name in names], now_ms))
-
-    def _open(self, now_ms: int, name: TopicPartition) -> Partition:
-        return self.opener.open_log(name, self.registry.get(name.topic), now_ms)
 
     def _as_tiered(self, topic: Topic) -> Topic | None:
         try:
@@ -193,10 +193,6 @@ class PartitionTable:
     def known(self, topics: Iterable[str] | None = None) -> list[Partition]:
         """As `all`, without tiered partitions whose manifest is unknown or not true of this disk."""
         return [each for each in self.all(topics) if not each.is_tiered or each.reconciled_manifest() is not None]
-
-    def names(self) -> list[TopicPartition]:
-        """The partitions that are open, whether their disk is online or not."""
-        return list(self._partitions)
 
     def unopened(self) -> list[TopicPartition]:
         return list(self._unopened)
@@ -247,8 +243,7 @@ class PartitionTable:
     # -- logs ----------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """As `LogManager.flush`."""
-        raise_first(flush_all([each.log for each in self.opened(self.names())]))
+        raise_first(flush_all([each.log for each in list(self._partitions.values())]))
 
     def roll(self, topic: str, *, now_ms: int) -> int:
         """Close the active segment of every partition of a topic; returns how many (empty ones never are)."""

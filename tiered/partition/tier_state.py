@@ -124,19 +124,6 @@ def seen_by(state: TierState, *, is_fenced: bool, has_commit_in_doubt: bool, is_
     return TierState.DISABLED if is_disabled else TierState.WRITER
 
 
-def event_of(error: LogError) -> TierEvent:
-    """The event of an error that forbids all changes."""
-    match error:
-        case Fenced():
-            return TierEvent.FENCED
-        case Diverged():
-            return TierEvent.DIVERGED
-        case RemoteLost():
-            return TierEvent.LOST
-        case _:
-            return TierEvent.REFUSED
-
-
 class TierMachine:
     """Owns the state of one partition's tier. Thread safe.
 
@@ -171,7 +158,9 @@ class TierMachine:
 
     def stop(self, error: LogError) -> None:
         """Forbid all changes because of this error, until `acquire` or `agree`."""
-        self._move(event_of(error), error)
+        events = {Fenced: TierEvent.FENCED, Diverged: TierEvent.DIVERGED, RemoteLost: TierEvent.LOST}
+        event = next((event for kind, event in events.items() if isinstance(error, kind)), TierEvent.REFUSED)
+        self._move(event, error)
 
     def delete(self) -> None:
         self._move(TierEvent.DELETED)

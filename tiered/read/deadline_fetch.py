@@ -100,12 +100,8 @@ class _Read:
         mine = self._source
         if mine.log is not source.log or mine.metadata is not source.metadata:
             return False
-        manifest = source.known_manifest()
-        starts = [
-            manifest.log_start_offset if manifest is not None else 0,
-            source.log.log_start_offset if source.log else 0,
-        ]
-        return self.next_offset >= max(starts)
+        tiers = source.known_manifest(), source.log
+        return all(self.next_offset >= tier.log_start_offset for tier in tiers if tier is not None)
 
     @property
     def is_over(self) -> bool:

@@ -80,19 +80,16 @@ class ExternalPartition(RemotePartition):
     def txn_index(self, segment: SegmentEntry) -> Body:
         if has_known_transactions(segment):
             return self.indexes(segment).txn
-        return self._replay.found(segment, self._entries())[0]
+        return self._replay.found(segment, self.manifest().segments)[0]
 
     def producer_snapshot(self, segment: SegmentEntry) -> Body:
         if has_known_transactions(segment) and "producers" in segment.indexes:
             return self.indexes(segment).producers
-        return self._replay.found(segment, self._entries())[1]
+        return self._replay.found(segment, self.manifest().segments)[1]
 
     def object_of(self, segment: SegmentEntry) -> ExternalObject:
         """The segment's bytes for a single sequential pass."""
         return ExternalObject(self._store, segment.data_key, self._layout.parts(self._store, segment))
-
-    def _entries(self) -> Sequence[SegmentEntry]:
-        return self.manifest().segments
 
     def _checked_indexes(self, segment: SegmentEntry) -> IndexBundle:
         parts = self._layout.parts(self._store, segment)

@@ -293,12 +293,7 @@ def verified(
 
 
 def _verified(
-    store: ObjectStore,
-    layout: ExternalFormat,
-    facts: SegmentFacts,
-    is_doubtful: bool,
-    bases: Sequence[int],
-    note: Note,
+    store: ObjectStore, layout: ExternalFormat, facts: SegmentFacts, is_doubtful: bool, bases: Sequence[int], note: Note
 ) -> SegmentFacts | None:
     if facts.is_verified or (facts.is_first_epoch_read and not is_doubtful):
         return facts

@@ -20,7 +20,7 @@ from local.errors import LogError
 from local.names import TopicPartition
 from local.records.isolation import Isolation
 from local.records.offset_spec import FoundOffset, OffsetSpec, parse_spec
-from remote.manifest.manifest import Manifest, PageEntry
+from remote.manifest.manifest import PageEntry
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.segment_entry import SegmentEntry
 from tiered.read.partition_source import PartitionSource
@@ -40,7 +40,12 @@ def find_offset(
 ) -> FoundOffset | None:
     """The offset that `spec` means; None if there is none. Raises InvalidRequest, Unavailable."""
     if spec in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
-        return _of_manifest(source, source.manifest(), is_latest=spec == LATEST_TIERED)
+        # The highest offset ever in the bucket, or the first that waits. Source: `highestOffsetInRemoteStorage`.
+        manifest, is_latest = source.manifest(), spec == LATEST_TIERED
+        if manifest is None or (is_latest and manifest.max_end_offset == 0):
+            return None
+        offset = manifest.max_end_offset - 1 if is_latest else manifest.next_offset
+        return FoundOffset(offset, None, _epoch_at(source, offset) if offset >= manifest.log_start_offset else None)
     log = source.log
     match parse_spec(spec):
         case OffsetSpec.LATEST:
@@ -61,14 +66,6 @@ def find_offset(
             found = _at_or_after(source.partition, reader, timestamp_ms)
     is_seen = found is None or isolation is Isolation.READ_UNCOMMITTED or found.offset < source.stable_end()
     return found if is_seen else None
-
-
-def _of_manifest(source: PartitionSource, manifest: Manifest | None, *, is_latest: bool) -> FoundOffset | None:
-    """The highest offset ever in the bucket, or the first that waits. Source: ``highestOffsetInRemoteStorage``."""
-    if manifest is None or (is_latest and manifest.max_end_offset == 0):
-        return None
-    offset = manifest.max_end_offset - 1 if is_latest else manifest.next_offset
-    return FoundOffset(offset, None, _epoch_at(source, offset) if offset >= manifest.log_start_offset else None)
 
 
 def _at_or_after(partition: TopicPartition, reader: TieredReader, timestamp_ms: int) -> FoundOffset | None:

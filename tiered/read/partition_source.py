@@ -274,10 +274,7 @@ class Readable(ABC):
         return TieredReader(self._source, isolation)
 
     def list_offsets(
-        self,
-        specs: Mapping[TopicPartition, OffsetSpec | int],
-        *,
-        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+        self, specs: Mapping[TopicPartition, OffsetSpec | int], *, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> dict[TopicPartition, FoundOffset | None]:
         """The offset of each spec (`tiered.read.offset_listing`) over both tiers; None if there is none."""
         from tiered.read.offset_listing import find_offset

@@ -44,9 +44,7 @@ class TieredReader:
     """
 
     def __init__(
-        self,
-        source_of: Callable[[TopicPartition], PartitionSource],
-        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+        self, source_of: Callable[[TopicPartition], PartitionSource], isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> None:
         self.source = source_of
         self._isolation = isolation

@@ -22,7 +22,7 @@ everything that the local view has merged.
 | a crash | leaves | then |
 |---|---|---|
 | before the commit | the local view, objects of an old epoch | the next run starts over |
-| after the commit | both views | readers use the bucket's; maintenance drops the local one (`drop_superseded`) |
+| after the commit | both views | readers use the bucket's; maintenance drops the local one (`maintain_views`) |
 """
 
 from __future__ import annotations
@@ -86,17 +86,12 @@ class Basis:
 class BucketPlace:
     """Views in the manifest. As `DiskPlace`, all methods raise the errors of the disk and the store."""
 
-    def __init__(self, held: Partition, store: ObjectStore | None) -> None:
+    def __init__(self, held: Partition) -> None:
         """Raises InvalidRequest without the writer role in a bucket."""
-        if (
-            held.metadata is None
-            or held.manifest() is None
-            or held.remote is None
-            or store is None
-            or not held.is_writer
-        ):
+        is_ready = held.is_writer and held.manifest() is not None
+        if held.metadata is None or held.remote is None or not is_ready:
             raise InvalidRequest("cannot build the view, the partition has no remote tier", partition=held.name)
-        self.store, self.prefix, self.object_encoding = store, held.prefix, held.object_encoding
+        self.store, self.prefix, self.object_encoding = held.metadata.store, held.prefix, held.object_encoding
         self.source = PartitionSource(held.name, None, held.remote, held.metadata)
         self._metadata: MetadataLog = held.metadata
         self._remote: RemotePartition = held.remote
@@ -210,23 +205,16 @@ def unannounced(held: Partition) -> list[str]:
 
 
 def maintain_views(held: Partition, now_ms: int) -> None:
-    """Maintain the views on the disk: `drop_superseded`, and delete old parts. Raises DiskFailed."""
-    local = held.local_views
-    if local is not None and not held.log.is_read_only:
-        drop_superseded(held, now_ms)
-        local.delete_due(now_ms, held.rules.file_delete_delay_ms)
-
-
-def drop_superseded(held: Partition, now_ms: int) -> int:
-    """Drop local views whose name has a built view in the bucket; returns how many. Raises DiskFailed."""
+    """Drop local views whose name has a built view in the bucket, and delete old parts. Raises DiskFailed."""
     manifest, local = held.reconciled_manifest(), held.local_views
-    if manifest is None or local is None or not held.is_writer:
-        return 0
-    built = {view.name for view in manifest.views if view.is_built}
-    doomed = [view.name for view in local.known() if view.name in built]
-    for name in doomed:
-        local.commit(drop_view(name, now_ms=now_ms))
-    return len(doomed)
+    if local is None or held.log.is_read_only:
+        return
+    if manifest is not None and held.is_writer:
+        built = {view.name for view in manifest.views if view.is_built}
+        for view in local.known():
+            if view.name in built:
+                local.commit(drop_view(view.name, now_ms=now_ms))
+    local.delete_due(now_ms, held.rules.file_delete_delay_ms)
 
 
 class LocalViews:

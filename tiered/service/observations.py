@@ -119,7 +119,9 @@ class Observations:
             raise
         finally:
             self._count("operations", op)
-            self._histogram(op).observe(time.perf_counter() - started)
+            with self._lock:
+                histogram = self.calls.setdefault(op, Histogram(STORE_BUCKETS))
+            histogram.observe(time.perf_counter() - started)
 
     # -- the worker
 
@@ -130,10 +132,6 @@ class Observations:
             yield
         finally:
             self.rounds.observe(time.perf_counter() - started)
-
-    def _histogram(self, op: str) -> Histogram:
-        with self._lock:
-            return self.calls.setdefault(op, Histogram(STORE_BUCKETS))
 
     def _count(self, name: str, *labels: str, by: int = 1) -> None:
         self.last_seen_s = time.monotonic()

@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 
 _log = logging.getLogger(__name__)
 
@@ -87,9 +86,7 @@ class Heartbeat:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._end.set()
         if self._thread.is_alive():
             self._thread.join()

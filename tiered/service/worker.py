@@ -94,12 +94,8 @@ class DiskRelief:
             size = sum(each.size_bytes for each in result.done if isinstance(each, DropLocal))
             self._leaving.append((now_ms, delays[name], root, size))
             dropped += size
-        _log.warning(
-            ("the disk is nearly full, copied segments are dropped early: directory=%s wanted=%d dropped=%d"),
-            root,
-            wanted,
-            dropped,
-        )
+        what = "the disk is nearly full, copied segments are dropped early: directory=%s wanted=%d dropped=%d"
+        _log.warning(what, root, wanted, dropped)
         return dropped
 
 

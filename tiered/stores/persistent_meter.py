@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 import msgspec
 
 from local.errors import LogError, NotFound
-from local.logdirs.log_dirs import LogDirectories
 from local.storage import Storage, join, replace_file
 from remote.store import ObjectStore
 from remote.store.middleware.store_wrapper import MeteredStore, RequestCounts
@@ -134,13 +133,6 @@ class PersistentMeter(MeteredStore):
         if since_ms < EARLIEST_MS <= self._now_ms:
             since_ms = max(EARLIEST_MS, self._now_ms - (self._steady_ms() - self._opened_ms))
         return RequestHistory(url=self.url, since_ms=since_ms, upto_ms=self._now_ms)
-
-
-def persistent_meter(store: ObjectStore | None, directory: LogDirectories, now_ms: int) -> PersistentMeter | None:
-    """The meter of a manager's store; writes nothing in a read-only open."""
-    if store is None:
-        return None
-    return PersistentMeter(store, directory.first_online, now_ms, read_only=directory.read_only)
 
 
 def read_history(storage: Storage, root: str) -> RequestHistory | None:

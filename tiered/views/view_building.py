@@ -70,7 +70,6 @@ class ViewWork:
     """The parameters of a run. `accepts_loss`: continue even if the log lost records that follow the view."""
 
     name: str
-    store: ObjectStore | None
     storage: Storage
     now_ms: int
     accepts_loss: bool = False
@@ -85,7 +84,7 @@ def build_view(held: Partition, work: ViewWork) -> CompactedView | None:
     manifest. Raises CleaningAborted at `should_stop`, and the errors of the log, the disk and the store.
     """
     if not held.keeps_views_on_disk:
-        return _build_in(BucketPlace(held, work.store), held, work)
+        return _build_in(BucketPlace(held), held, work)
     with held.lock:
         return None if held.is_deleted else _build_in(DiskPlace(held), held, work)
 
@@ -184,7 +183,9 @@ class _Run:
     def _new_runs(self) -> Iterator[memoryview]:
         if self._start < self._upto:
             for data in TieredReader(lambda _: self._place.source).batches(self._held.name, self._start, self._upto):
-                yield _cut(data, self._upto)
+                table = kernels.scan_batches(data, verify=False)
+                inside = int(np.searchsorted(table.base_offsets, self._upto))
+                yield data if inside == len(table) else data[: int(table.positions[inside])]
 
     def _write_old(self, parts: ViewParts, stream: Stream, wanted_bytes: int) -> None:
         """Write the old parts: complete ones stay unless they are small; parts without survivors are not read."""
@@ -251,12 +252,6 @@ class _Run:
             lost=self._lost,
             last_run=run,
         )
-
-
-def _cut(data: memoryview, upto: int) -> memoryview:
-    table = kernels.scan_batches(data, verify=False)
-    inside = int(np.searchsorted(table.base_offsets, upto))
-    return data if inside == len(table) else data[: int(table.positions[inside])]
 
 
 def part_bytes(segment_bytes: int, input_bytes: int) -> int:
@@ -371,7 +366,9 @@ class ViewParts:
             indexes = build_indexes(table, base, self._interval_bytes)
         finally:
             mapped.release()
-        epochs, following = _epochs(table), int(table.last_offsets[-1]) + 1
+        firsts = [0, *(np.flatnonzero(np.diff(table.leader_epochs)) + 1).tolist()]
+        epochs = tuple((int(table.leader_epochs[row]), int(table.base_offsets[row])) for row in firsts)
+        following = int(table.last_offsets[-1]) + 1
         return SegmentToCopy(
             base_offset=base,
             next_offset=following,
@@ -407,9 +404,3 @@ def _without_transactions(data: bytes) -> bytes:
         else:
             parts.append(bytes(batch))
     return b"".join(parts)
-
-
-def _epochs(table: BatchTable) -> tuple[tuple[int, int], ...]:
-    changes = np.flatnonzero(np.diff(table.leader_epochs)) + 1
-    firsts = [0, *changes.tolist()]
-    return tuple((int(table.leader_epochs[row]), int(table.base_offsets[row])) for row in firsts)

@@ -134,7 +134,11 @@ class Survivors:
         self.old, self.new = Stream(), Stream()
         self.keyless_count = self.key_ranges = 0
         self._old_runs, self._source, self._retain_null_key, self._check = old, new, retain_null_key, check
-        self._slots, self._arena_bytes = _sizes(buffer, new.count_max)
+        # Half of the buffer for slots, at most for all records; the rest for copies of keys.
+        slots = max(2, buffer.size_bytes // 2 // SLOT_BYTES)
+        if new.count_max is not None:
+            slots = max(2, min(slots, int(new.count_max / buffer.load_factor) + 2))
+        self._slots, self._arena_bytes = slots, max(0, buffer.size_bytes - slots * SLOT_BYTES)
         self._entries = max(1, min(self._slots - 1, int(self._slots * buffer.load_factor)))
 
     def settle(self, modulus: int, residue: int) -> bool:
@@ -218,11 +222,3 @@ def _is_in(columns: Columns, modulus: int, residue: int) -> Flags:
     spread = ((hashes * np.uint64(_HASH_SPREAD)) & np.uint64(0xFFFFFFFF)) >> np.uint64(8)
     found: Flags = spread % np.uint64(modulus) == residue
     return found
-
-
-def _sizes(buffer: Buffer, records: int | None) -> tuple[int, int]:
-    """(slots, bytes for copies of keys): half of the buffer each, but at most the slots for all records."""
-    slots = max(2, buffer.size_bytes // 2 // SLOT_BYTES)
-    if records is not None:
-        slots = max(2, min(slots, int(records / buffer.load_factor) + 2))
-    return slots, max(0, buffer.size_bytes - slots * SLOT_BYTES)

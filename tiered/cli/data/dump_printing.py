@@ -173,7 +173,7 @@ def _dump_log(session: Session, request: Request, source: FileSource) -> int:
     if log.problem is None:
         return Exit.DONE
     facts = {"path": source.place, "at": log.at, "size_bytes": source.size_bytes}
-    if not log.is_torn or source.is_object or stored is not None:
+    if not log.is_torn or source.store is not None or stored is not None:
         raise Corrupt(f"cannot dump a segment, {log.problem}", **facts)
     session.say(f"the file ends inside a batch: path={source.place} at={log.at} size_bytes={source.size_bytes}")
     return Exit.FINDINGS
