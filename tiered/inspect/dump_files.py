@@ -1,8 +1,4 @@
-"""The small files of a log as sheets of rows: indexes, snapshots, checkpoints, objects of a bucket.
-
-Each file is read completely. Fields have the names of Kafka's dump tool, if it has them. An index is compared with the
-``.log`` file of its segment (`local.verify.index_checks`).
-"""
+"""The small files of a log as sheets of rows, with the field names of Kafka's dump tool if it has them."""
 
 from __future__ import annotations
 
@@ -128,10 +124,7 @@ class Section:
 
 
 def sections_of(source: FileSource, keys: Callable[[], KeyRing] = lambda: NO_KEYS) -> list[Section]:
-    """Return the content of a file that is no segment; `keys` open a sealed manifest.
-
-    Raises Corrupt; InvalidRequest for a name without a base offset; AccessDenied without the key of a seal.
-    """
+    """The content of a file but a segment; `keys` open a manifest. Raises Corrupt, InvalidRequest, AccessDenied."""
     kind, path, base = source.kind, source.place, source.base_offset
     data = source.read_all() if kind is not None else b""
     if kind in WITH_BASE:
@@ -206,10 +199,7 @@ def _transactions(data: bytes, path: str) -> Section:
 
 
 def _producers(data: bytes, path: str) -> Section:
-    """Decode producers. `firstSequence` is computed back from the last one, with wrap-around at 2^31-1.
-
-    A producer of which only a marker remains has no fields of a batch.
-    """
+    """`firstSequence` is computed back from the last one. A marker alone has no fields of a batch."""
     rows = []
     for each in decode_snapshot(data, path=path):
         first = sequence_before(each.last_sequence, each.offset_delta) if each.last_sequence >= 0 else -1

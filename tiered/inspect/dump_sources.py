@@ -1,7 +1,4 @@
-"""A file to inspect, on disk or in a bucket: name, size, byte ranges, neighbouring files, chunks of a stored segment.
-
-The name determines the kind of a file, as in Kafka's own tool. Objects are read in the requested ranges.
-"""
+"""A file to inspect, on disk or in a bucket. The name determines its kind, as in Kafka's own tool."""
 
 from __future__ import annotations
 
@@ -109,13 +106,11 @@ class FileSource:
 
     @property
     def base_offset(self) -> int | None:
-        """The first offset, by the name."""
         found = _SEGMENT_NAME.match(self.place.rpartition("/")[2])
         return int(found[1]) if found else None
 
     @property
     def partition(self) -> TopicPartition | None:
-        """The partition, by the directory; None for a file elsewhere."""
         parts = self.place.split("/")
         if self.store is None:
             return parse_partition_directory(parts[-2]) if len(parts) > 1 else None
@@ -125,7 +120,6 @@ class FileSource:
         return TopicPartition(topic[0], number) if topic is not None and number is not None else None
 
     def walks(self) -> Iterable[BatchRuns]:
-        """The batches of a segment."""
         return [BatchRuns(self.read, self.size_bytes)]
 
     def read(self, start: int, length: int) -> bytes:
@@ -149,14 +143,12 @@ class FileSource:
         return open_file(path) if _DISK.exists(path) else None
 
     def read_other(self, name: str) -> bytes | None:
-        """Read the whole file or object `name` in the same directory; None if there is none."""
         directory, slash, _ = (self.place if self.store is None else self.key).rpartition("/")
         with suppress(NotFound):
             return (_DISK.read if self.store is None else self.store.get)(f"{directory}{slash}{name}")
         return None
 
     def neighbours(self) -> list[int]:
-        """Return the base offsets of all segments in the same directory, including this one."""
         if self.store is not None:
             return []
         found = (names.parse_segment_file(name) for name in _DISK.list(parent(self.place)))
@@ -187,7 +179,6 @@ def url_in_bucket(path: str) -> str | None:
 
 
 def _root_of(path: str) -> tuple[str, str] | None:
-    """Return (bucket, key) of an object's path, by the topic's directory in it."""
     found = _IN_BUCKET.fullmatch(path)
     if found is None or parse_topic_directory(found[2].partition("/")[0]) is None:
         return None
@@ -195,10 +186,7 @@ def _root_of(path: str) -> tuple[str, str] | None:
 
 
 def split_object_url(url: str) -> tuple[str, str]:
-    """Split an object's url into the store's url and the key.
-
-    For ``file://`` the store is the bucket if the path is a segment's path in a bucket, else the file's directory.
-    """
+    """(the store's url, the key) of an object; a ``file://`` store is the bucket, else the file's directory."""
     scheme, _, rest = url.partition("://")
     if scheme == "file":
         if (found := _root_of(rest)) is not None:
@@ -263,7 +251,6 @@ class StoredSegment:
         self.damage: Corrupt | None = None
 
     def walks(self) -> Iterator[BatchRuns]:
-        """Yield the batches, a chunk at a time."""
         stored_end = 0
         try:
             for stored_start, length, start, opened in self._chunks:

@@ -1,11 +1,10 @@
 """Content of a segment, damaged or not, as typed rows: the library of ``tiered dump``.
 
 Rows have the names and the order of Kafka's `DumpLogSegments`. Memory is one run of batches. Unreadable content is
-reported at the end (`LogDump.problem`), after all readable rows. A batch with a wrong checksum has `isvalid` false and
-is not decoded; the rows after it follow.
+reported at the end (`LogDump.problem`). A batch with a wrong checksum has `isvalid` false and is not decoded.
 
-A decoder of keys, values and headers never loses bytes. Bytes that it cannot read (no UTF-8, a number of another width,
-invalid JSON) become ``{"base64": "..."}``, which `tiered append --jsonl` accepts. The caller handles null.
+A decoder never loses bytes: those that it cannot read become ``{"base64": "..."}``, which `tiered append --jsonl`
+accepts. The caller handles null.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ def utf8(data: bytes) -> object:
 
 
 def undecoded(data: bytes) -> dict[str, str]:
-    """Return the form of bytes that a decoder cannot read."""
     return {"base64": base64.b64encode(data).decode()}
 
 
@@ -193,7 +191,6 @@ def sequence_of(base_sequence: int, delta: int) -> int:
 
 
 def _batch_row(table: BatchTable, row: int, position: int | None, *, is_valid: bool = True) -> BatchRow:
-    """Return a batch of a table that begins at `position` of a file; None: without positions."""
     header = table.row(row)
     codec = header.attributes & CODEC_BITS
     return BatchRow(
@@ -239,7 +236,6 @@ class Filter:
 
     @property
     def needs_records(self) -> bool:
-        """Whether a batch's header is not sufficient to decide."""
         return self.key is not None or self.since_ms is not None or self.until_ms is not None
 
     def batches(self, table: BatchTable) -> NDArray[np.bool_]:
@@ -269,17 +265,12 @@ EVERYTHING = Filter()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoders:
-    """How records are shown: keys with values, and the values of headers."""
-
     record: DecodeRecord = as_text
     header: Decoder = utf8
 
 
 class _Step(NamedTuple):
-    """Batches to show of a run: `rows` of its table.
-
-    `columns` has their matching records, `counts` the number for each row; None if they are not decoded, or damaged.
-    """
+    """`rows` of a run to show, their matching records, and the number for each row (None: not decoded, or damaged)."""
 
     run: Run
     rows: list[int]
@@ -341,7 +332,6 @@ class LogDump:
             yield from ((self._row(step.run, row), self._fields(step.run, row, with_records)) for row in step.rows)
 
     def records(self, *, with_control: bool = True) -> Iterator[RecordRow]:
-        """Yield every matching record."""
         for step in self._steps(decodes=True, with_control=with_control):
             yield from self._records(step)
 

@@ -65,8 +65,6 @@ def batch_fields(batch: memoryview, position: int, *, with_records: bool = True)
 
 
 class _Cursor:
-    """Reads field after field of `data`, which begins at `position` of the file."""
-
     def __init__(self, data: memoryview, position: int, *, is_inflated: bool = False) -> None:
         self._data, self._position, self._is_inflated = data, position, is_inflated
         self.at = 0
@@ -140,7 +138,6 @@ def _sized(cursor: _Cursor, name: str, depth: int) -> Iterator[HexField]:
 
 
 def _message(cursor: _Cursor, batch: memoryview) -> Iterator[HexField]:
-    """Yield the fields of a message of format 0 or 1."""
     for name, size, show in (
         ("offset", 8, str),
         ("messageSize", 4, str),

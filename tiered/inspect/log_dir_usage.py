@@ -60,10 +60,7 @@ def describe_log_dirs(
 def plan_move(
     config: Config, partition: TopicPartition, target: str
 ) -> tuple[ReplicaStatus, LogDirStatus, LogDirStatus]:
-    """Return the replica that `Maintenance.move` would move, its directory, the target. Raises the reason against it.
-
-    Another process may work in the directories.
-    """
+    """The replica that `Maintenance.move` would move, its directory, the target. Raises the reason against it."""
     dirs = describe_log_dirs(config, [partition.topic])
     found = next(
         ((each, one) for each in dirs for one in each.replicas if one.partition == partition and not one.is_future),

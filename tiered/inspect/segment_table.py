@@ -1,10 +1,8 @@
 """Content of a bucket as a table: segments, view segments, manifest pages, pending deletes.
 
-Only manifests and pages are read: a few requests for each partition and one for each page. The entries of a page are
-rows of their own. A segment below the log start offset is not readable and waits to be unlinked.
-
-Dollars are of a single object, at the first price band of its class (`tiered.cost.topic_cost` has the bands). Pending
-deletes and pages count as STANDARD.
+Costs a few requests for each partition and one for each page. A segment below the log start offset is not readable and
+waits to be unlinked. Dollars are of a single object, at the first price band of its class; pending deletes and pages
+count as STANDARD.
 """
 
 from __future__ import annotations
@@ -64,24 +62,18 @@ Row = dict[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOptions:
-    """`now_ms` is the time for ages."""
-
     prices: PriceTable = BUILT_IN
     now_ms: int
 
 
 def segment_rows(log: MetadataLog, name: RemotePartitionName, options: TableOptions) -> Iterator[Row]:
-    """Yield the rows of one partition from its newest manifest. Raises the errors of manifests and pages.
-
-    Rows of an external layout have no record counts.
-    """
+    """The rows of one partition from its newest manifest. Raises the errors of manifests and pages."""
     manifest = log.refresh()
     # A list: if a page is deleted during the listing, the newest manifest is read again before any row is yielded.
     yield from log.ask(manifest, lambda index: list(_rows_of(index, name, options)))
 
 
 def record_batches(rows: Iterator[Row], names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    """Yield the columns `names` of the rows, with at most BATCH_ROWS rows in a batch."""
     import pyarrow as pa
 
     schema = pa.schema([(name, arrow_types()[name]) for name in names])
@@ -90,7 +82,6 @@ def record_batches(rows: Iterator[Row], names: tuple[str, ...]) -> Iterator[pa.R
 
 
 def arrow_types() -> dict[str, pa.DataType]:
-    """Return the columns' types in Arrow."""
     import pyarrow as pa
 
     plain: dict[str, pa.DataType] = {

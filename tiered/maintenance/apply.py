@@ -214,7 +214,6 @@ def _apply_run(state: Application, run: Sequence[Decision], progress: Progress) 
 
 
 def _in_one_step(effect: Callable[[Application, Any], Sequence[Decision]]) -> Effect:
-    """Apply a whole run of decisions of one kind; `effect` returns the decisions that were done."""
     return lambda state, run: state.record(run, effect(state, run))
 
 

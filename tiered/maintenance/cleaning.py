@@ -45,7 +45,6 @@ class CleanerSettings:
 
     @classmethod
     def of(cls, config: Config) -> CleanerSettings:
-        """The configured settings; the dedupe buffer is split over the threads, at most 2 GiB each (Kafka)."""
         threads, rate = config.int_of("log.cleaner.threads"), config.int_of("log.cleaner.io.max.bytes.per.second")
         return cls(
             threads=threads,
@@ -84,7 +83,6 @@ class Cleaning:
 
     @property
     def uncleanable(self) -> Mapping[TopicPartition, Uncleanable]:
-        """The uncleanable logs, including logs with a due retry."""
         return dict(self._uncleanable)
 
     def uncleanable_of(self, partitions: Iterable[Partition]) -> dict[TopicPartition, Uncleanable]:

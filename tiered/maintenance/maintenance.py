@@ -319,7 +319,6 @@ def _still_due(snapshot: PartitionSnapshot, *, may_clean: bool) -> list[Decision
 
 
 def apply_plan(plan: Plan, apply_one: ApplyOne, *, threads: int) -> dict[TopicPartition, Applied]:
-    """The result of `apply_one` for each partition, without None. Raises its errors."""
     cleaning = [name for name, due in plan.decisions.items() if any(isinstance(each, CleanLog) for each in due)]
     if threads == 1 or len(cleaning) < 2:
         found = {name: apply_one(name, decisions) for name, decisions in plan.decisions.items()}

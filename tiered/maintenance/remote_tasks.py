@@ -98,7 +98,6 @@ class RemoteTasks:
         self.expirer_pool: TaskPool[_Key] = TaskPool(expirers, self._expire, name="remote-log-expiration", clock=clock)
 
     def submit(self, name: TopicPartition, due: Due) -> None:
-        """Queue a partition in the pools that do its due work; a queued key is not queued twice."""
         if due.copies:
             self.copier_pool.submit(name)
         if due.rest:
@@ -116,7 +115,6 @@ class RemoteTasks:
 
     @property
     def states(self) -> dict[_Key, State]:
-        """The state in either pool of every key that is not idle."""
         return {**self.expirer_pool.states, **dict[_Key, State](self.copier_pool.states.items())}
 
     @property
@@ -242,8 +240,6 @@ ChooseTurn = Callable[[Sequence[Decision]], TurnPlan]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
-    """The tasks that a partition needs: for uploads, and for other store requests."""
-
     copies: bool
     rest: bool
 
@@ -279,7 +275,6 @@ def decisions_without_uploads(planned: Sequence[Decision]) -> list[Decision]:
 
 
 def next_expirer_turn(planned: Sequence[Decision]) -> TurnPlan:
-    """The part of a plan for one task that uploads nothing."""
     return TurnPlan(decisions=tuple(decisions_without_uploads(planned)), leaves_uploads=has_upload(planned))
 
 
@@ -300,8 +295,6 @@ def next_copier_turn(planned: Sequence[Decision]) -> TurnPlan:
 
 
 class State(Enum):
-    """The state of a key that is not idle."""
-
     QUEUED = "queued"
     RUNNING = "running"
     RERUN = "again"
@@ -394,7 +387,6 @@ class TaskPool(Generic[K]):
             return True
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
-        """Wait until every key is idle; False if the timeout ends first."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._states, timeout_s)
 

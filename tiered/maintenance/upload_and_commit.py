@@ -89,7 +89,6 @@ class Application:
         return self.should_stop() or self.partition.is_paused_now()
 
     def record(self, run: Sequence[Decision], done: Sequence[Decision]) -> None:
-        """Record that the decisions `done` of `run` were applied, and the others skipped."""
         self.done += done
         known = {id(decision) for decision in done}  # there may be thousands
         self.skipped += [decision for decision in run if id(decision) not in known]
@@ -225,7 +224,6 @@ def _next_to_copy(context: _CommitContext, decision: CopySegment, uploaded_upto:
 
 
 def _leaves_hole(partition: Partition, info: SegmentInfo, copied_upto: int) -> bool:
-    """Whether local records between the remote end (or the log start) and `info` would be skipped."""
     return any(
         segment.next_offset > copied_upto and not segment.is_empty
         for segment in partition.log.segments()

@@ -1,9 +1,8 @@
 """The log manager: every topic of one directory, both tiers, one process.
 
-Partitions are independent: an error of one (its store unavailable, its bytes damaged, another writer) is recorded in
-`problems`, and the others continue. A damaged or contested partition raises its error to its readers and writers. An
-error of the whole directory or bucket (the lock, the checkpoints, no such bucket, no access) is raised by the method
-that meets it. The caller gives the time (`tick(now_ms)`).
+Partitions are independent: an error of one is recorded in `problems`, raised to its readers and writers if the
+partition is damaged or contested, and the others continue. An error of the whole directory or bucket is raised by the
+method that meets it. The caller gives the time (`tick(now_ms)`).
 
 Every method may be called from any thread, `close` and `abandon` last, with no other call running. Topics are created
 and altered one at a time, and maintenance (`tick`, `apply`) runs one at a time, both in parallel. Appends, reads,
@@ -144,7 +143,6 @@ class LogManager(Readable):
 
     @property
     def config(self) -> Config:
-        """The present configuration (`TopicAdmin.reload`)."""
         return self.opener.config
 
     @property
@@ -155,8 +153,6 @@ class LogManager(Readable):
     def flush(self) -> None:
         """Make every record appended so far durable. Raises the first error, after trying all logs."""
         self.partitions.flush()
-
-    # -- background work -----------------------------------------------------------------------------------------------
 
     def snapshots(self, now_ms: int, topics: Iterable[str] | None = None) -> list[PartitionSnapshot]:
         """Both tiers of every partition (or of some topics') now. Problems of others are in `problems`."""
@@ -228,8 +224,6 @@ class LogManager(Readable):
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         is_cut = kind is not None and not issubclass(kind, Exception)  # interrupted a second time
         self.close(drain_s=0.0 if is_cut else DRAIN_S)
-
-    # -- inside --------------------------------------------------------------------------------------------------------
 
     def _source(self, name: TopicPartition) -> PartitionSource:
         return self.partitions.source(name)

@@ -22,11 +22,9 @@ from tiered.config.units import counted
 
 NAMES_SHOWN = 3  # places that a line names
 _FACT = re.compile(r"\b(?!(?:cause|class|code|status)=)\w+=\S+")
-# Kinds of late work: the kind alone is the cause.
 _LATE = {"upload": "upload waits", "deletion": "deletion waits past the grace period"}
 _RUNBOOKS, _HOW_TO = "docs/runbooks", "docs/how-to"
 _KEY_RING = "the file of key_ring in [remote] of tiered.toml, or of TIERED_KEY_RING"
-# By the class of the error, where its facts add nothing.
 _BY_KIND = {
     "Corrupt": (f"{_RUNBOOKS}/corruption.md; tiered verify --deep checks the disk, tiered scrub --deep the bucket"),
     "Conflict": f"{_RUNBOOKS}/halted.md; stop one of the two writers",
@@ -76,8 +74,6 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class ProblemGroup:
-    """Problems in different places with one cause."""
-
     members: tuple[Problem, ...]
 
     @property
@@ -90,7 +86,6 @@ class ProblemGroup:
 
     @property
     def thing(self) -> str:
-        """What the places are."""
         return "partition" if all(each.partition is not None for each in self.members) else "place"
 
     @property
@@ -127,7 +122,6 @@ def shared_places(places: Sequence[str], thing: str = "partition") -> str:
 
 
 def store_problems(errors: Mapping[TopicPartition, LogError]) -> dict[TopicPartition, LogError]:
-    """The problems of an unavailable store or bucket; the disk is sound."""
     away = (Unavailable, AccessDenied, NotFound)
     return {name: error for name, error in errors.items() if isinstance(error, away)}
 
@@ -137,7 +131,6 @@ def problem_of(name: TopicPartition, error: LogError) -> Problem:
 
 
 def problems_of(errors: Mapping[TopicPartition, LogError]) -> list[Problem]:
-    """The problems of partitions, by name."""
     return [problem_of(name, error) for name, error in sorted(errors.items())]
 
 
@@ -161,7 +154,6 @@ def same_cause(problems: Sequence[Problem], where: str) -> list[Problem]:
 
 
 def unread_rows(unread: Mapping[TopicPartition, LogError]) -> list[UnreadPartitions]:
-    """Return a row for each cause."""
     return [
         UnreadPartitions(cause=each.what, kind=each.first.kind, count=len(each.members), partitions=list(each.places))
         for each in group_problems(problems_of(unread))
@@ -174,12 +166,10 @@ def is_same_problem(one: LogError | None, other: LogError) -> bool:
 
 
 def flat(error: BaseException) -> str:
-    """The message in one line."""
     return " ".join(str(error).split())
 
 
 def next_step(error: LogError) -> str:
-    """The next step of an error, in one line."""
     return step_of(type(error).__name__, error.facts)
 
 
@@ -249,7 +239,6 @@ class ReportedProblem(msgspec.Struct, frozen=True, kw_only=True):
         return TopicPartition(self.topic, self.partition)
 
     def problem(self, node: str = "node") -> Problem:
-        """The problem, of the place `node` if it is of no partition."""
         return Problem(
             where=node if self.name is None else str(self.name),
             partition=self.name,
@@ -289,13 +278,11 @@ class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def suspicion(self) -> ClockSuspicion | None:
-        """The doubt about the machine's clock after the last maintenance."""
         if self.doubted_ms is None or self.wall_ms is None:
             return None
         return ClockSuspicion(since_ms=self.doubted_ms, seen_ms=self.wall_ms)
 
     def is_at_work(self, now_ms: int) -> bool:
-        """Whether a manager worked recently and has not reported its end."""
         return not self.is_ended and now_ms - self.seen_ms <= STALE_ROUNDS * max(self.interval_ms, KEEP_INTERVAL_MS)
 
 
@@ -409,5 +396,4 @@ def lock_holder(path: str) -> int | None:
 
 
 def directory_holder(roots: Iterable[str], holder: Callable[[str], int | None] = lock_holder) -> int | None:
-    """The process that holds one of these log directories; None if none or unknown."""
     return next((pid for root in roots if (pid := holder(join(root, LOCK))) is not None), None)

@@ -1,12 +1,10 @@
 """The topics of a node: their ids, partition counts and own settings, in one small file.
 
-``topics.json`` is at the root of every log directory, where a broker ignores unknown files. Settings are the topic's
-own, as text under Kafka's names. Later additions to the format, `was_tiered` and `version`, default to false and 0.
-
-Each log directory has a copy, so that no lost disk loses the topics. A change raises `version` and replaces each copy
-in turn; a copy that cannot be written is skipped if another takes the change. The copy with the highest version is
-valid: a crash in between leaves the change made or not made, and `heal` updates the other copies. While a copy is
-unavailable, the version rises by two: that copy may be ahead by one unreported change, which must not win.
+``topics.json`` is at the root of every log directory, where a broker ignores unknown files, so that no lost disk loses
+the topics. A change raises `version` and replaces each copy in turn; a copy that cannot be written is skipped if
+another takes the change. The copy with the highest version is valid: a crash in between leaves the change made or not
+made, and `heal` updates the other copies. While a copy is unavailable, the version rises by two: that copy may be ahead
+by one unreported change, which must not win.
 """
 
 from __future__ import annotations
@@ -50,8 +48,6 @@ class Topic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletedTopic:
-    """A deleted topic with possible remains on a disk or in the bucket."""
-
     topic: Topic
     deleted_ms: int
 
@@ -81,7 +77,6 @@ class TopicRegistry:
         return self._topics[name]
 
     def check_new(self, topic: Topic) -> None:
-        """Raise InvalidRequest for a taken name or an invalid partition count."""
         check_topic(topic.name)
         if topic.name in self._topics:
             raise InvalidRequest(
@@ -119,11 +114,9 @@ class TopicRegistry:
         return deleted
 
     def deleted(self) -> tuple[DeletedTopic, ...]:
-        """Deleted topics with possible remains, in the order of their deletion."""
         return self._deleted
 
     def forget(self, topic_id: str) -> None:
-        """Remove a deleted topic without remains from `deleted`."""
         with self._changing:
             self._write(self._topics, tuple(each for each in self._deleted if each.topic.topic_id != topic_id))
 
@@ -174,8 +167,6 @@ T = TypeVar("T", bound=_Versioned)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies(Generic[T]):
-    """The copy with the highest version, and the errors of copies that cannot be read."""
-
     newest: T | None
     damaged: list[Corrupt]
     unavailable: list[LogError]
@@ -187,7 +178,6 @@ class CopiedFile(Generic[T]):
     def __init__(
         self, places: Places, name: str, decoder: msgspec.json.Decoder[T], format_version: int, thing: str
     ) -> None:
-        """`thing` is the name of the file in messages."""
         self._places = [(storage, join(root, name)) for storage, root in places]
         self._decoder, self._format_version, self._thing = decoder, format_version, thing
         self.versions: list[int | None] = [None] * len(self._places)

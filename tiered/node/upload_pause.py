@@ -4,16 +4,13 @@
 |---|---|
 | uploads | none: no segment is copied, no entry replaced, no view built |
 | closed segments | wait on the disk despite `local.retention.*`: only committed segments are dropped, as always |
-| `retention.*` | still expires records in the bucket |
+| `retention.*` | still expires records in the bucket; with ``remote.log.copy.disable`` also records never copied |
 | resume | the next copy starts at the unchanged remote end, so the entries stay without a gap |
-
-With KIP-950's ``remote.log.copy.disable`` in contrast `retention.*` also expires records never copied.
 
 ``uploads-paused.json`` is at the root of every log directory and is replaced whole. The highest `version` is valid, so
 a disk that was offline during a change does not restore the old state. One process at a time writes it, under a lock of
-its own, also while a manager runs. The manager reads it at the start of a maintenance run and of a task, and before
-each copy. A crash leaves the change made or not made. An unreadable file pauses everything: damage must not resume
-uploads.
+its own, also while a manager runs. The manager reads it before each run, task and copy. A crash leaves the change made
+or not made. An unreadable file pauses everything: damage must not resume uploads.
 """
 
 from __future__ import annotations
@@ -80,7 +77,6 @@ class UploadPauses:
                 _log.warning("the upload pauses changed: all=%s topics=%d", state, len(self._file.topics))
 
     def of(self, topic: Topic) -> Pause | None:
-        """Return since when and why uploads of a topic are paused; None if not."""
         return _pause_of(self._file, topic)
 
     def pause(self, names: Iterable[str] | None = None, *, now_ms: int, reason: str = "") -> dict[str, Pause]:
@@ -125,13 +121,11 @@ def dry_run_pause(places: Places, names: Iterable[str] | None, *, now_ms: int, r
 
 
 def dry_run_resume(places: Places, names: Iterable[str] | None) -> dict[str, Pause]:
-    """The pauses after `resume_uploads`, with its errors; changes nothing."""
     registry = TopicRegistry(places)
     return _by_topic(_without_pauses(_current(_read(places)), _selected(registry, names), registry), registry)
 
 
 def paused_topics(places: Places) -> dict[str, Pause]:
-    """The topics with paused uploads, by name."""
     return _by_topic(_current(_read(places)), TopicRegistry(places))
 
 
@@ -148,7 +142,6 @@ def _selected(registry: TopicRegistry, names: Iterable[str] | None) -> list[Topi
 
 
 def _with_pauses(file: _File | None, topics: Sequence[Topic] | None, mark: _Paused) -> _File:
-    """Return the file with these topics paused (None: all). An unreadable `file` (None) pauses all."""
     if file is None and topics is not None:
         raise InvalidRequest(
             f"cannot pause uploads, {FILE} is unreadable, so all uploads are paused: run 'tiered resume' first"
@@ -191,10 +184,7 @@ def _pause_of(file: _File | None, topic: Topic) -> Pause | None:
 def _replace(
     places: Places, topics: Sequence[Topic] | None, change: Callable[[_File | None, Sequence[Topic] | None], _File]
 ) -> dict[str, Pause]:
-    """Replace the pauses under the lock, in every directory that accepts them; return all pauses.
-
-    `change` gets the current pauses (None: unreadable). Raises the last error if no directory accepted them.
-    """
+    """Replace the pauses under the lock in every directory that accepts them. Raises the last error if none did."""
     lock = _lock(places)
     try:
         copies = _read(places)

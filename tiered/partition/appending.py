@@ -47,10 +47,9 @@ class Appender:
     ) -> dict[TopicPartition, AppendResult]:
         """Append records, to one partition or split by key as Kafka does; returns the offsets by partition.
 
-        Each partition's share is acknowledged on its own; there is no atomicity over partitions. Invalid records are
-        refused before any is appended. Raises Fenced or Conflict for a partition that another writer took over, and
-        Unavailable for an empty log whose end only the unavailable bucket knows. If the disk fails half way, the facts
-        of the error name the appended shares.
+        Each partition's share is acknowledged on its own. Invalid records are refused before any append. Raises Fenced
+        or Conflict for a partition that another writer took over, and Unavailable for an empty log whose end only the
+        unavailable bucket knows. If the disk fails half way, the facts of the error name the appended shares.
         """
         self._table.directories.check_writable()
         shares: Mapping[TopicPartition, Sequence[Record]]
@@ -123,7 +122,6 @@ class Partitioner:
         return shares
 
     def split_columns(self, chunks: Sequence[RecordColumns], partition_count: int) -> dict[int, list[RecordColumns]]:
-        """As `split`, for columns: every record gets the same partition."""
         if partition_count == 1:
             return {0: list(chunks)}
         import numpy as np

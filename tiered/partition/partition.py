@@ -52,20 +52,19 @@ class SkewedDeleteTimer:
     """Counts the grace period of pending deletes with an unlink time in the future.
 
     The clock of the writer that unlinked them was ahead. A stamp ahead by more than `JUMP_MS` would keep the objects
-    for years. So the grace period runs from the moment at which this process first saw the object, by a monotonic
-    clock:
+    for years:
 
     | stamp of an object | end of its grace period |
     |---|---|
     | not ahead of the present time, or by JUMP_MS at most | stamp + grace period |
-    | ahead | once this process has counted one whole grace period since it first saw the stamp ahead |
+    | ahead | once this process has counted one whole grace period, by a monotonic clock, since it first saw the stamp |
     | ahead, and the present time later reaches it | stamp + grace period |
 
     A reader may need an object for the grace period after the manifest that unlinked it. This process sees an object
     first after that manifest exists. So the object is never deleted early, whichever clock was wrong. Stamps in
     manifests are never rewritten: if the present clock is behind, the stamp is right, and a lowered stamp would delete
-    the object the moment the clock is corrected. Nothing is written: a restart counts from the beginning. Thread safe:
-    a race only lengthens the wait.
+    the object the moment the clock is corrected. A restart counts from the beginning. Thread safe: a race only
+    lengthens the wait.
     """
 
     def __init__(self, counted: Callable[[], int] = counted_ms) -> None:
@@ -128,8 +127,6 @@ class Partition:
     end_offset_at_open: int | None = None
     local_views: LocalViews | None = None
 
-    # -- the state of the remote tier ----------------------------------------------------------------------------
-
     @property
     def tier_state(self) -> TierState:
         """The state of the remote tier at this moment, with the facts of the commit protocol."""
@@ -144,7 +141,6 @@ class Partition:
 
     @property
     def is_tiered(self) -> bool:
-        """Whether the bucket may hold objects of this partition."""
         return self.tier.is_tiered
 
     @property
@@ -163,7 +159,6 @@ class Partition:
         return self.tier.error
 
     def allows(self, action: TierAction) -> bool:
-        """Whether the state of the tier allows `action` now (`tier_state.PERMISSIONS`)."""
         state = self.tier_state
         permission = PERMISSIONS[state][action]
         if permission is not Permission.CHECKED:
@@ -178,10 +173,7 @@ class Partition:
         raise AssertionError(f"no check of a partition: state={state.name} action={action.name}")
 
     def check_not_stopped(self) -> None:
-        """Check that no state of the tier forbids all changes, before anything is deleted from the disk.
-
-        The caller holds `lock`. Raises the error of the state, or Fenced if another writer's manifest was seen.
-        """
+        """Raise the error of a state that forbids all changes, or Fenced. The caller holds `lock`."""
         if (error := self.tier.error) is not None:
             raise error
         self.check_not_fenced()
@@ -221,10 +213,8 @@ class Partition:
     def may_hold_more(self) -> bool:
         """Whether a commit in doubt may have added segment entries or a view that `manifest` lacks.
 
-        While true, no cleaning may rely on `manifest`:
-
-        1. Segments on both sides of the true remote end could be merged into one that could never be copied.
-        2. Tombstones could be removed before the records that they hide.
+        Then no cleaning may rely on `manifest`: segments on both sides of the true remote end could be merged into one
+        that could never be copied, and tombstones could be removed before the records that they hide.
         """
         manifest = self.manifest()
         has_views = manifest is not None and bool(manifest.views)
@@ -236,7 +226,6 @@ class Partition:
         return self.pauses.of(self.topic) if self.is_tiered and self.pauses is not None else None
 
     def is_paused_now(self) -> bool:
-        """Whether its uploads are paused now. Asked before each upload."""
         if self.pauses is not None:
             self.pauses.refresh()
         return self.pause is not None
@@ -304,10 +293,7 @@ class Partition:
     def snapshot(
         self, now_ms: int, *, may_clean: bool = True, may_ask: bool = True, known: dict[str, Rows] | None = None
     ) -> PartitionSnapshot:
-        """The facts of both tiers for the policies. If `may_ask`, a page with expiring entries is read.
-
-        `known` holds the pages by key; pages read now are added to it.
-        """
+        """The facts of both tiers for the policies. `may_ask`: read pages with expiring entries into `known`."""
         known = {} if known is None else known
         asks_first_times = self.rules.cleanup_compact and self.rules.max_compaction_lag_ms is not None
         first_times_from = (self.log.cleaner_offset or 0) if asks_first_times else None
@@ -383,7 +369,6 @@ class Partition:
 
 
 def coverage(manifest: Manifest) -> Coverage:
-    """The offsets that segment entries cover."""
     entries = [(entry.base_offset, entry.next_offset) for entry in manifest.segments]
     return Coverage.of([*entries, *(each for page in manifest.pages for each in page.ranges())])
 
@@ -410,9 +395,8 @@ def disable_tier_of(partition: Partition, where: Callable[[], LogDirectory], off
     Refused unless `remote.log.delete.on.disable=true`. Before step 2 no record is lost, and enabling the tier again
     undoes the request. All records that count afterwards are durable on the disk: the bucket holds closed segments
     only, and a closed segment is durable. After step 2 nothing in the bucket is read. A tier that is enabled again
-    waits for step 6, then copies everything from the log start under new names (`policies.plan`). This writer keeps the
-    writer role for good by its manifests: a disk lost later must not give the offsets again that were in the bucket
-    (I3).
+    waits for step 6, then copies everything under new names. This writer keeps the writer role by its manifests: a disk
+    lost later must not give the offsets again that were in the bucket (I3).
 
     False if the request no longer applies. The caller holds `tier_lock`. `lock` is held before and after the commit,
     never during a wait for the store. During the commit `Uploads.copying` holds `offset`, so no local segment that ends

@@ -9,9 +9,8 @@ effects for one partition:
 4. This process commits the takeover (`become_writer`).
 5. The log adopts the log start and the epoch of the manifest.
 
-After a crash at any step, the next open repeats all steps. If the bucket is unavailable, the partition is opened
-without the writer role, and `LogManager.tick` tries again. Until then `Partition.check_appendable` refuses appends that
-could contradict the bucket.
+After a crash the next open repeats all steps. If the bucket is unavailable, the partition is opened without the writer
+role, `LogManager.tick` tries again, and `Partition.check_appendable` refuses appends that could contradict the bucket.
 """
 
 from __future__ import annotations
@@ -129,8 +128,6 @@ class Opener:
         if self.store is not None:
             self.store.close()
 
-    # -- settings ------------------------------------------------------------------------------------------------
-
     def begins_tiering(self, topic: Topic) -> bool:
         """Whether this topic, never tiered so far, becomes tiered now. Raises InvalidRequest."""
         return not topic.was_tiered and self.store is not None and wants_tier(self._values(topic))
@@ -176,7 +173,6 @@ class Opener:
             )
 
     def check_reachable(self, topic: Topic) -> None:
-        """Check that the bucket answers before a topic that needs it is registered. Raises the store's error."""
         if self.store is not None:
             MetadataLog(self.store, partition_prefix(topic.name, topic.topic_id, 0)).load()
 
@@ -195,8 +191,6 @@ class Opener:
 
     def _values(self, topic: Topic) -> dict[str, str]:
         return self.config.topic_properties(topic.name, topic.properties)
-
-    # -- logs ----------------------------------------------------------------------------------------------------
 
     def check_room(self) -> None:
         """Check that a log directory can take a new partition. Raises DiskFailed if none can."""
@@ -238,8 +232,6 @@ class Opener:
         if not self._directories.read_only:
             held.check_room = partial(check_room, self._directories, name, self.config.int_of(APPEND_FREE_MIN))
         return held
-
-    # -- the bucket ----------------------------------------------------------------------------------------------
 
     def is_waiting(self, held: Partition) -> bool:
         """Whether a tiered partition lacks the writer role or has a doubtful commit or an outdated manifest."""
@@ -382,10 +374,7 @@ class Opener:
         held.metadata.commit(delete_partition(now_ms=now_ms), now_ms)
 
     def _look(self, held: Partition, known: Manifest | None) -> None:
-        """Check in a read-only open that the tiers agree. Raises as `check_agreement`.
-
-        Another process may write between the reads of the two tiers, so an error is checked by a second comparison.
-        """
+        """Raises as `check_agreement`, after a second comparison: another process may write between the reads."""
         assert held.metadata is not None, "the store was asked"
         try:
             check_agreement(held.log, known, self._mark)
@@ -434,7 +423,6 @@ def _announce_views(held: Partition, metadata: MetadataLog, now_ms: int) -> Mani
 
 
 def _warn_of_older_bucket(held: Partition, manifest: Manifest) -> None:
-    """Warn if the log has a later epoch than the manifest: an older state of the bucket was restored."""
     latest = held.log.epochs.latest
     if latest is not None and latest > manifest.epoch:
         what = (

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionStatus:
-    """Sizes and lags of one partition. Bytes are of ``.log`` data.
+    """Sizes and lags of one partition, in bytes of ``.log`` data. Without a tier `remote_next_offset` is None.
 
     | field | meaning |
     |---|---|
@@ -25,8 +25,6 @@ class PartitionStatus:
     | `at_risk_bytes` | segments with retained records of which the bucket lacks some |
     | `remote_bytes` | log data in the bucket; the billed bytes are in `tiered.status.status_report` |
     | `overdue_*` | pending deletes older than the grace period that are still in the bucket |
-
-    For a topic that is not tiered the remote figures are zero and `remote_next_offset` is None.
     """
 
     partition: TopicPartition

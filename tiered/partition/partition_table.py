@@ -67,10 +67,7 @@ class PartitionTable:
         self._unread: set[TopicPartition] = set()
         self._problems_lock = threading.Lock()
 
-    # -- opening -------------------------------------------------------------------------------------------------
-
     def load(self, now_ms: int, *, threads: int, progress: OnProgress) -> None:
-        """Open every log, then load their manifests in parallel: they wait for the network."""
         self.directories.on_offline = self._note_offline
         topics = {topic.name: topic for topic in map(self._as_tiered, self.registry.all()) if topic is not None}
         jobs: dict[str, list[TopicPartition]] = {}
@@ -147,7 +144,6 @@ class PartitionTable:
         return [error for error in found if error is not None]
 
     def retry(self, names: Iterable[TopicPartition], *, now_ms: int) -> None:
-        """Acquire partitions again that are without the writer role. Raises the first error."""
         raise_first(self.acquire([self.find(name) for name in names], now_ms))
 
     def _as_tiered(self, topic: Topic) -> Topic | None:
@@ -163,8 +159,6 @@ class PartitionTable:
             self._unopened[name] = error
             self.note(name, error)
 
-    # -- finding -------------------------------------------------------------------------------------------------
-
     def find(self, name: TopicPartition) -> Partition:
         """The partition. Raises NotFound, or the reason if it could not be opened or its disk is offline."""
         self.directories.check_online(name)
@@ -177,7 +171,6 @@ class PartitionTable:
         return found
 
     def source(self, name: TopicPartition) -> PartitionSource:
-        """The source of a reader over both tiers. Raises as `find` and `Partition.source`."""
         return self.find(name).source()
 
     def opened(self, names: Iterable[TopicPartition]) -> list[Partition]:
@@ -220,7 +213,6 @@ class PartitionTable:
     def figures(
         self, now_ms: int, partitions: Iterable[Partition], *, records_problems: bool = True
     ) -> list[PartitionFigures]:
-        """As `snapshots`, without reading the logs, for figures alone (`Partition.figures`)."""
         return self._read(partitions, lambda each: each.figures(now_ms), records_problems=records_problems)
 
     def _read(
@@ -240,8 +232,6 @@ class PartitionTable:
                     self.forget(each.name)
         return found
 
-    # -- logs ----------------------------------------------------------------------------------------------------
-
     def flush(self) -> None:
         raise_first(flush_all([each.log for each in list(self._partitions.values())]))
 
@@ -258,8 +248,6 @@ class PartitionTable:
             return PartitionSource(name, self.find(name).log, is_disk_alone=True)
 
         return TieredReader(source, isolation)
-
-    # -- problems ------------------------------------------------------------------------------------------------
 
     def note(self, name: TopicPartition, error: LogError) -> None:
         """Record the problem of a partition. A conflict with the bucket stops the partition's remote tier."""
@@ -316,7 +304,6 @@ def _lacks_room(error: LogError) -> bool:
 
 
 def flush_all(logs: Sequence[Log]) -> list[LogError | None]:
-    """Flush these logs in parallel; the error of each, None on success."""
     return side_by_side(_flush, logs, threads=SYNCS_AT_ONCE, name="flush")
 
 

@@ -63,7 +63,6 @@ def local_tier(log: Log) -> LocalTier:
 
 
 def remote_tier(log: Log, manifest: Manifest, mark: str | None) -> RemoteTier:
-    """The facts of a manifest, for a node with this mark (`tiered.node.writer_ids`) and this log."""
     return RemoteTier(
         log_start_offset=manifest.log_start_offset,
         allocated_end_offset=manifest.allocated_end_offset,
@@ -129,7 +128,6 @@ def _local_offsets(log: Log) -> dict[str, int]:
 
 
 def _rescue_command(log: Log, start: int) -> str:
-    """The command that prints the records from `start` on of this disk alone."""
     return f"`tiered consume {log.partition} --local --from {start} -o jsonl`"
 
 
@@ -142,10 +140,7 @@ def _is_other_writer(log: Log, manifest: Manifest, mark: str | None) -> bool:
 
 
 def reconcile(log: Log, manifest: Manifest, *, now_ms: int, producers: ProducerState | None = None) -> None:
-    """Make the local log agree with this writer's newest manifest. Raises as `check_agreement`.
-
-    `producers` is the producer state at the bucket's end, for a log that starts over there.
-    """
+    """Make the log agree with this writer's manifest; `producers`: at the bucket's end. Raises as `check_agreement`."""
     end = log.next_offset  # of the state compared here: a concurrent append that passed its check may still come
     verdict = check_agreement(log, manifest)
     if end < manifest.allocated_end_offset:

@@ -104,10 +104,7 @@ class SegmentInspector:
         on_wrong: Callable[[str], None] = lambda problem: None,
         aborted_again: Callable[[str], bytes] | None = None,
     ) -> None:
-        """`aborted` is the ``.txnindex``. `on_wrong` gets the problem of wrong `indexes`.
-
-        `aborted_again` rebuilds an `aborted` that contradicts the batches. Without it such a segment is refused.
-        """
+        """`aborted`: the ``.txnindex``; if wrong, `aborted_again` rebuilds it. `on_wrong`: of `indexes`."""
         self._path = path
         self._base_offset = base_offset
         self._next_offset = next_offset

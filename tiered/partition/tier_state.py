@@ -20,8 +20,6 @@ from remote.segment_entry import SegmentEntry
 
 
 class TierState(Enum):
-    """The state of a partition's remote tier."""
-
     LOCAL_ONLY = "local only"  # the topic is not tiered
     UNREACHED = "unreached"  # tiered; this process is not the writer (yet), or has the directory open read-only
     WRITER = "writer"  # this process is the writer, and the two tiers agree
@@ -35,8 +33,6 @@ class TierState(Enum):
 
 
 class TierEvent(Enum):
-    """An event that changes the state."""
-
     TIERED = "the settings enable the tier"
     UNTIERED = "the settings no longer enable a tier that never existed"
     AGREED = "a read-only open compared the tiers"
@@ -49,8 +45,6 @@ class TierEvent(Enum):
 
 
 class TierAction(Enum):
-    """An action that the state of the tier may forbid."""
-
     APPEND = "append"
     READ_REMOTE = "read remote"
     UPLOAD = "upload"
@@ -147,13 +141,11 @@ class TierMachine:
         self.is_tiered = is_tiered
 
     def acquire(self) -> None:
-        """This process became the writer, and the tiers agree."""
         assert self.is_tiered, "a partition without a remote tier has no writer"
         self._move(TierEvent.ACQUIRED)
         self.has_agreed = True
 
     def agree(self) -> None:
-        """A read-only open found that the tiers agree."""
         self._move(TierEvent.AGREED)
 
     def stop(self, error: LogError) -> None:
@@ -232,7 +224,6 @@ class Uploads:
         return dict(self._of)
 
     def find(self, segment: Segment, epoch: int) -> Upload | None:
-        """The upload of this segment by the writer of this epoch; None without one."""
         found = self._of.get(segment)
         return found if found is not None and found.epoch == epoch else None
 
@@ -243,7 +234,6 @@ class Uploads:
 
     @property
     def shrunk_bases(self) -> frozenset[int]:
-        """Base offsets of the shrunk segments that still exist."""
         return frozenset(base for base, segment in list(self.shrunk.items()) if not segment.is_retired)
 
     def add(self, segment: Segment, epoch: int, entry: SegmentEntry) -> None:

@@ -43,8 +43,7 @@ AT_ONCE = 8  # topics checked for deletion in parallel
 class RemoteLog(Readable, AbstractContextManager["RemoteLog"]):
     """Read-only view of a bucket. Thread safe; a context manager that closes the store.
 
-    `topic_ids` maps an ambiguous name to the id of the topic to read. Each manifest is cached at the first request for
-    its partition; `refresh` looks for newer ones (one small GET each).
+    `topic_ids` maps an ambiguous name to the id of the topic to read. Manifests are cached until `refresh`.
     """
 
     def __init__(
@@ -121,7 +120,6 @@ class RemoteLog(Readable, AbstractContextManager["RemoteLog"]):
         return manifest
 
     def refresh(self) -> None:
-        """Look for new partitions and newer manifests."""
         with self._lock:
             self._names = None
             self._ids.clear()
@@ -311,7 +309,6 @@ def open_remote(
 
 
 def topic_ids(store: ObjectStore, topic: str) -> list[str]:
-    """The ids of the topics of one name in a store, sorted; empty for none. One listing."""
     return [topic_id for _, topic_id in list_topics(store, topic)]
 
 
@@ -329,7 +326,6 @@ def without_deleted(store: ObjectStore, names: Sequence[RemotePartitionName]) ->
 
 
 def living_ids(store: ObjectStore, topic: str, topic_ids: Iterable[str]) -> list[str]:
-    """The ids of the topics not deleted, by the newest manifest of their first partition."""
     firsts = ((each, partitions_of(store, topic, each)[:1]) for each in topic_ids)
     return [each for each, first in firsts if not any(_is_deleted(store, name) for name in first)]
 

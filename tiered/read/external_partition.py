@@ -88,7 +88,6 @@ class ExternalPartition(RemotePartition):
         return self._replay.found(segment, self.manifest().segments)[1]
 
     def object_of(self, segment: SegmentEntry) -> ExternalObject:
-        """The segment's bytes for a single sequential pass."""
         return ExternalObject(self._store, segment.data_key, self._layout.parts(self._store, segment))
 
     def _checked_indexes(self, segment: SegmentEntry) -> IndexBundle:

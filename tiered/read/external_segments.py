@@ -88,7 +88,6 @@ def read_segment_facts(store: ObjectStore, layout: ExternalFormat, segment: Exte
 
 
 def with_all_epochs(store: ObjectStore, layout: ExternalFormat, facts: SegmentFacts) -> SegmentFacts:
-    """The segment with the epochs of all its batches, read from their headers if no checkpoint was copied."""
     if facts.has_all_epochs:
         return facts
     if facts.segment.index_bytes.get("epochs"):

@@ -94,7 +94,6 @@ def _newest(source: PartitionSource, reader: TieredReader) -> FoundOffset | None
 
 
 def _parts(index: MetadataIndex) -> list[PageEntry | SegmentEntry]:
-    """Live entries, and pages as a whole; the page that contains the log start entry by entry."""
     start = index.manifest.log_start_offset
     found: list[PageEntry | SegmentEntry] = []
     for part in index.parts():

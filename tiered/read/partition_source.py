@@ -118,7 +118,6 @@ class PartitionSource:
         return self.ask_of(manifest, lambda index: self.entry_in(index, offset, local_start))
 
     def entry_in(self, index: MetadataIndex, offset: int, local_start: int | None) -> tuple[SegmentEntry | None, int]:
-        """As `entry_at`, with the manifest of this index and this local log start offset."""
         if offset < index.manifest.log_start_offset:  # of a manifest newer than the one the read began with
             raise out_of_range(self.partition, offset, index.manifest.log_start_offset, self.next_offset())
         entry = index.find_by_offset(offset)
@@ -129,7 +128,6 @@ class PartitionSource:
         return entry, max(offset, entry.base_offset)
 
     def unseen(self, offset: int) -> LogError:
-        """The error of a read at an `offset` that the disk lacks, while no manifest is known."""
         if self.log is None or self.is_disk_alone or offset < self.log.log_start_offset:
             return out_of_range(self.partition, offset, self.start_offset(), self.next_offset())
         return self.unknown(offset)
@@ -141,8 +139,6 @@ class PartitionSource:
             attempt = "cannot read the tiered partition, no store is configured: set url in [remote] of tiered.toml"
             return InvalidRequest(attempt, **facts)
         return NotFound("cannot read the tiered partition, the bucket has no manifest of it", **facts)
-
-    # -- transactions ------------------------------------------------------------------------------------------------
 
     def stable_end(self) -> int:
         """The last stable offset: below it every transaction is decided. Raises Unavailable, Corrupt."""
@@ -229,7 +225,6 @@ class PartitionSource:
 
 
 def _entries_with_aborted(index: MetadataIndex, start: int, end: int | None) -> Iterator[SegmentEntry]:
-    """The entries with aborted transactions; a page without such an entry is not read."""
     for part in index.parts(start, end):
         if part.aborted_bytes == 0:
             continue

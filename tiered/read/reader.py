@@ -96,7 +96,6 @@ class TieredReader:
                 yield within(columns, start, stop)
 
     def records(self, partition: TopicPartition, start: int, end: int | None = None) -> Iterator[StoredRecord]:
-        """As `columns`, record by record."""
         for columns in self.columns(partition, start, end):
             yield from columns.records()
 
@@ -130,7 +129,6 @@ class TieredReader:
                     raise
             if log.local_log_start_offset == local_start:
                 return found
-            # The disk dropped records that were not searched: repeat with the newest manifest.
 
     def _end_of(self, source: PartitionSource) -> int:
         return source.stable_end() if self._isolation is Isolation.READ_COMMITTED else source.next_offset()
@@ -336,10 +334,9 @@ def segment_runs(
 ) -> Iterator[tuple[memoryview, int]]:
     """Yield (whole batches, next offset) from byte `position` to the segment's end, none below `offset`.
 
-    Bounded memory. An offset index is a hint: if the bytes at its position are not the batch that it promised, the
-    segment is read from its start, and the index is logged. `verify` checks the CRC of each batch: for a store without
-    checksums of its own. Raises Corrupt, naming the object, for damaged bytes, NotFound if the objects are deleted,
-    Unavailable.
+    Bounded memory. An offset index is a hint: if the promised batch is not at its position, the segment is read from
+    its start, and the index is logged. `verify` checks the CRC of each batch: for a store without checksums of its own.
+    Raises Corrupt, naming the object, for damaged bytes, NotFound, Unavailable.
     """
     batch_bytes = 0  # size of a batch that did not fit into one step
     start = position
@@ -393,7 +390,6 @@ def decoded(data: memoryview, partition: TopicPartition) -> Iterator[Columns]:
 
 
 def within(columns: Columns, start: int, end: int | None) -> Columns:
-    """The records in ``[start, end)``; None is no end."""
     if not len(columns) or (columns.offsets[0] >= start and (end is None or columns.offsets[-1] < end)):
         return columns
     inside = columns.offsets >= start
@@ -401,7 +397,6 @@ def within(columns: Columns, start: int, end: int | None) -> Columns:
 
 
 def first_at_or_after(steps: Iterable[Columns], timestamp_ms: int, start: int = 0) -> int | None:
-    """Offset of the first record from `start` on, at or after `timestamp_ms`; None without one."""
     for columns in steps:
         hits = (columns.timestamps >= timestamp_ms) & (columns.offsets >= start)
         if hits.any():

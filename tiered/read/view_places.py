@@ -87,7 +87,6 @@ class BucketPlace:
     """Views in the manifest. As `DiskPlace`, all methods raise the errors of the disk and the store."""
 
     def __init__(self, held: Partition) -> None:
-        """Raises InvalidRequest without the writer role in a bucket."""
         is_ready = held.is_writer and held.manifest() is not None
         if held.metadata is None or held.remote is None or not is_ready:
             raise InvalidRequest("cannot build the view, the partition has no remote tier", partition=held.name)
@@ -100,7 +99,6 @@ class BucketPlace:
         self._is_carried = False
 
     def known(self, name: str) -> CompactedView | None:
-        """The view that readers find."""
         own, local = find_view(self._manifest().views, name), self._of_disk(name)
         return local if local is not None and (own is None or not own.is_built) else own
 
@@ -108,11 +106,9 @@ class BucketPlace:
         return self._manifest().log_start_offset
 
     def horizon(self) -> int:
-        """The horizon that a run would reach now."""
         return self.source.stable_end()
 
     def begin(self, name: str, now_ms: int) -> Basis:
-        """Note that a run has started."""
         manifest = self._metadata.commit(begin_view(name, now_ms=now_ms), now_ms)
         self._replaces, local = find_view(manifest.views, name), self._of_disk(name)
         old, parts = self._replaces or CompactedView(name=name), self._remote
@@ -131,13 +127,11 @@ class BucketPlace:
         )
 
     def switch(self, built: CompactedView, now_ms: int) -> None:
-        """Replace the view that the run started with by the new one."""
         self._metadata.commit(switch_view(built, replaces=self._replaces, now_ms=now_ms), now_ms)
         if self._is_carried and self._local is not None:
             self._local.commit(drop_view(built.name, now_ms=now_ms))
 
     def fail(self, name: str, error: str, now_ms: int) -> None:
-        """Note why a run failed."""
         self._metadata.commit(fail_view(name, error, now_ms=now_ms), now_ms)
 
     def _manifest(self) -> Manifest:
@@ -346,8 +340,6 @@ class LocalViews:
             self._since_ms = {key: since for key, since in self._since_ms.items() if key not in due}
             return len(due)
 
-    # -- inside --------------------------------------------------------------------------------------------------
-
     def _read(self) -> None:
         storage, directory = self._log.place
         path, self.damage = join(directory, VIEW_CATALOG), None
@@ -370,7 +362,6 @@ class LocalViews:
         self._is_unsure, self._catalog = False, catalog
 
     def _delete_unnamed(self) -> None:
-        """Delete leftovers of a crashed run: files below ``view`` that the catalog does not name."""
         storage, directory = self._log.place
         unnamed = [path for path in view_files(storage, directory) if path not in self._catalog.named_keys]
         if not unnamed:

@@ -95,7 +95,6 @@ class _Below:
         return self._found.view.horizon_offset
 
     def runs(self) -> Iterator[memoryview]:
-        """The runs of the view. Raises NotFound if the view was replaced and its objects deleted."""
         given = False
         try:
             for data in self._runs_of(self._found):
@@ -175,7 +174,6 @@ def _check_gap(source: PartitionSource, view: CompactedView) -> None:
 
 
 def lost_behind(partition: TopicPartition, view: CompactedView, gap: tuple[int, int]) -> OffsetOutOfRange:
-    """The error for a log that no longer holds the records after the view's horizon."""
     wrong = "cannot read the compacted view, the log no longer holds the records that follow it"
     lost = f"[{gap[0]}, {gap[1]})"
     hint = "see 'tiered view build --accept-loss'"

@@ -1,7 +1,6 @@
 """Counters, histograms and trace spans of disk, store and maintenance since the start of the process.
 
-`tiered.observe.metrics` reads them. Spans are OpenTelemetry's; without that package there are none. The surrounding
-program configures the export.
+Spans are OpenTelemetry's, exported by the surrounding program; without that package there are none.
 """
 
 from __future__ import annotations
@@ -86,8 +85,6 @@ class Observations:
                 labels: count for (each, *rest), count in self._counts.items() if each == name for labels in [(*rest,)]
             }
 
-    # -- the disk (`local.storage.storage.DiskObserver`)
-
     def appended(self, path: str, size_bytes: int) -> None:
         directory, _, name = path.rpartition("/")
         partition = parse_partition_directory(directory.rpartition("/")[2]) if name.endswith(LOG) else None
@@ -99,11 +96,8 @@ class Observations:
         if error is not None:
             self._count("fsync_failures")
 
-    # -- the store
-
     @contextmanager
     def around(self, op: str, key: str) -> Iterator[None]:
-        """Measure one call to the store (an `Around`)."""
         started = time.perf_counter()
         kind = _request_kind(op, key)
         if kind is not None:
@@ -122,8 +116,6 @@ class Observations:
             with self._lock:
                 histogram = self.calls.setdefault(op, Histogram(STORE_BUCKETS))
             histogram.observe(time.perf_counter() - started)
-
-    # -- the worker
 
     @contextmanager
     def round(self) -> Iterator[None]:
@@ -170,7 +162,6 @@ def open_observed(
 
 
 def _request_kind(op: str, key: str) -> str | None:
-    """Return Kafka's kind of a remote request; None for index requests."""
     if op == "delete":
         return "delete"
     if not is_segment_object(key) or key.endswith(INDEXES_SUFFIX):
@@ -211,5 +202,4 @@ def tracer(provider: object | None = None) -> Span:
 
 
 def store_spans(span: Span) -> Around:
-    """Return spans around each store call: ``tiered.store.get`` and so on, with the key."""
     return lambda op, key: span(f"tiered.store.{op}", key=key)

@@ -1,7 +1,6 @@
 """Notifications to systemd: ready, reloading, stopping, alive. Without a socket nothing is sent.
 
-The protocol is a datagram of ``KEY=value`` lines to the socket in ``NOTIFY_SOCKET`` (sd_notify(3)); ``@`` begins a name
-in Linux's abstract namespace. With ``WATCHDOG_USEC`` systemd restarts a service that is silent for such a period.
+The protocol is sd_notify(3). With ``WATCHDOG_USEC`` systemd restarts a service that is silent for such a period.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ class ServiceManager:
         return self._address is not None
 
     def ready(self, status: str) -> None:
-        """Report that everything is open; also after a reload."""
         self.send_state("READY=1", f"STATUS={status}")
 
     def reloading(self) -> None:
@@ -92,7 +90,6 @@ class Heartbeat:
             self._thread.join()
 
     def beat(self) -> bool:
-        """Notify once if there was progress; return whether it was sent."""
         if self._clock() - self._last_seen_s() > self._silence_s:
             return False
         self._service.alive()

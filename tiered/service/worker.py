@@ -1,7 +1,6 @@
 """Maintenance runs of a manager, one after another, with their report and notes on the tiers.
 
-A run that failed because of the disk or the store is noted, and the next run tries again. Other errors (another
-configuration, another process that holds the directory) are raised to the caller, which passes the time.
+A run that failed because of the disk or the store is noted, and the next run tries again. Other errors are raised.
 """
 
 from __future__ import annotations
@@ -38,9 +37,8 @@ _log = logging.getLogger(__name__)
 class DiskRelief:
     """Relieves a full disk before each maintenance run: segments with a remote copy are dropped early.
 
-    It waits for no copy in progress: the store may not answer. A segment that only this disk has is never dropped.
-    Dropped segments count as free at once, although their bytes are freed after ``file.delete.delay.ms``. Not thread
-    safe.
+    A segment that only this disk has is never dropped. It waits for no copy: the store may not answer. Dropped segments
+    count as free at once, although their bytes are freed after ``file.delete.delay.ms``. Not thread safe.
     """
 
     def __init__(self, manager: LogManager) -> None:
@@ -49,7 +47,6 @@ class DiskRelief:
         self._leaving: list[tuple[int, int, str, int]] = []  # dropped at, delay in ms, directory, bytes
 
     def relieve(self, now_ms: int) -> int:
-        """Drop segments as needed; return their bytes. Problems of partitions are in the manager."""
         directories = self._manager.directories.facts()
         self._find_space(directories)
         least = self._manager.config.int_of(RELIEF_FREE_MIN)
@@ -108,7 +105,6 @@ class ProblemWatch:
         self.oldest_since_ms: int | None = None
 
     def note(self, before: Iterable[ReportedProblem], after: Sequence[ReportedProblem], now_ms: int) -> None:
-        """Compare the reports of two consecutive runs. An error of another class is another problem."""
         ongoing = {(each.name, each.kind) for each in after}
         new = [each for each in after if each.count == 1]
         over = [each for each in before if (each.name, each.kind) not in ongoing]
@@ -138,11 +134,7 @@ class Worker:
         store_clock: StoreClock | None = None,
         counted: Callable[[], int] = counted_ms,
     ) -> None:
-        """`interval_ms` is the caller's pause between maintenance runs, for readers of the report.
-
-        Without `waits` a run leaves tasks that wait for the store to their own threads (`LogManager.tick`). `counted`
-        returns monotonic ms.
-        """
+        """`interval_ms`: the pause between runs, for readers of the report. `waits` as in `LogManager.tick`."""
         self.manager = manager
         self.clock_guard = clock_guard
         self._store_clock = store_clock  # answers the keeper's questions
@@ -162,7 +154,6 @@ class Worker:
         )
 
     def problem_lines(self) -> list[str]:
-        """Return a line for each problem of the node and each cause of partition problems."""
         problems = problems_of(self.manager.problems)
         known = {each.where for each in problems}
         for name, uncleanable in self.manager.cleaning.uncleanable_of(self.manager.partitions.all()).items():

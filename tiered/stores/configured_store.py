@@ -115,7 +115,6 @@ class ShortDeadlineStore(WatchedStore):
     upload, close = StoreWrapper.upload, StoreWrapper.close  # `inner` has deadlines for them
 
     def __init__(self, inner: ObjectStore, budget: RetryBudget, limit_s: float = HASTE_S) -> None:
-        """`budget` is that of the retries below `inner`."""
         super().__init__(inner, deadlines=Deadlines(call_s=limit_s))
         self._budget = budget
         self._is_hasty = False
@@ -123,7 +122,6 @@ class ShortDeadlineStore(WatchedStore):
 
     @classmethod
     def of(cls, config: Config) -> ShortDeadlineStore | None:
-        """The configured store; None without one. Raises as `configured_store`."""
         policy = RetryPolicy()
         store = configured_store(config, policy=policy)
         return cls(store, policy.budget) if store is not None else None
@@ -170,14 +168,12 @@ class BriefStore(WatchedStore):
 
     @classmethod
     def of(cls, config: Config) -> BriefStore | None:
-        """The configured store; None without one. Raises as `configured_store`."""
         policy = RetryPolicy(deadline_s=CALL_DEADLINE_S / 2, budget=RetryBudget(RETRIES_MAX))
         store = configured_store(config, policy=policy)
         return cls(store) if store is not None else None
 
     @property
     def is_away(self) -> bool:
-        """Whether the store has answered no call so far and failed one."""
         return self._silent is not None and not self._has_answered
 
     def close(self) -> None:

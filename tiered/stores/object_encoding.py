@@ -34,10 +34,7 @@ _NOTHING: Mapping[str, str] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodingChoice:
-    """The object encoding without secrets: codec ("none", "zstd"), key id, storage class.
-
-    `level` is zstd's, None for its default; entries do not record it, so it takes no part in comparisons.
-    """
+    """The object encoding without secrets: codec ("none", "zstd"), key id, storage class. `level` is not compared."""
 
     codec: str = "none"
     key_id: str | None = None
@@ -72,17 +69,12 @@ class BucketSettings:
 
 
 def own_settings(topic: str, own: Mapping[str, str]) -> Mapping[str, str]:
-    """A `SettingsOf` with only the settings of the manifest."""
     del topic
     return own
 
 
 def encoding_of(settings: Mapping[str, str], keys: KeyRing, entries: Iterable[SegmentEntry] = ()) -> ObjectEncoding:
-    """The encoding of new data objects; missing settings have their defaults.
-
-    The objects replace or follow `entries`, ascending (`with_key_of`). Raises InvalidRequest for a key missing in
-    `keys`.
-    """
+    """The encoding of new data objects that replace or follow `entries`. Raises InvalidRequest for a missing key."""
     return object_encoding(with_key_of(settings, entries), keys)
 
 
@@ -96,7 +88,6 @@ def with_key_of(settings: Mapping[str, str], entries: Iterable[SegmentEntry]) ->
 
 
 def encoding_of_settings(settings: Mapping[str, str]) -> EncodingChoice:
-    """The encoding that `settings` name; missing settings have their defaults."""
     said = object_encoding({**settings, KEY_ID: ""}, NO_KEYS)
     return EncodingChoice(
         codec=CODECS[said.codec],

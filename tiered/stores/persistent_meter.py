@@ -1,9 +1,8 @@
 """A meter of a manager's store with persistent counts: requests per month and topic.
 
-``remote-requests.json`` is in the first log directory: the store's url, the start and end of the counting, and the
-counts by calendar month (UTC) and topic directory. It is replaced whole, at most once in KEEP_INTERVAL_MS and at the
-end. A crash loses the counts since the last write. An unreadable file, or one of another store, is started over: only a
-bill estimate depends on it. Retries after a failed request are not counted.
+``remote-requests.json`` is in the first log directory: the counts by calendar month (UTC) and topic directory. It is
+replaced whole, at most once in KEEP_INTERVAL_MS and at the end. A crash loses the counts since the last write. An
+unreadable file, or one of another store, is started over. Retries after a failed request are not counted.
 
 A clock before EARLIEST_MS was never set: nothing is written until it is valid, and the start of the meter is then
 computed back. Counts dated in the future are counted in the present month.
@@ -38,8 +37,7 @@ _log = logging.getLogger(__name__)
 class RequestHistory:
     """The recorded counts of `months` (``2026-11``, ascending), each by topic directory.
 
-    The first month counts from `since_ms`, the last up to `upto_ms`. `begun` is the time of each topic directory's
-    first request: its counts cover the time since then.
+    The first month counts from `since_ms`, the last up to `upto_ms`. A topic counts since `begun`.
     """
 
     version: int = VERSION
@@ -57,7 +55,6 @@ class RequestHistory:
         return max(self.since_ms, start_ms)
 
     def recent(self, directory: str, now_ms: int) -> tuple[RequestCounts, int]:
-        """Return one topic's recent counts, and the length of their period in ms."""
         since_ms = self.rate_since_ms(now_ms)
         counts = (
             each.get(directory, RequestCounts()) for name, each in self.months.items() if name >= month_of(since_ms)
@@ -175,7 +172,6 @@ def added(history: RequestHistory, more: Mapping[str, RequestCounts], now_ms: in
 
 
 def month_of(now_ms: int) -> str:
-    """``2026-11``, in UTC."""
     return datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC).strftime("%Y-%m")
 
 

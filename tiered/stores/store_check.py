@@ -46,7 +46,6 @@ class StoreCheck:
         is_single_writer: bool,
         options: Mapping[str, object] | None = None,
     ) -> None:
-        """`place` returns the log directory that records the answer; `options` are the opened store's."""
         self._place = place
         self._is_single_writer = is_single_writer
         self._options = dict(options or {})
@@ -94,7 +93,6 @@ class StoreCheck:
         return now_ms
 
     def _remembered(self, store: ObjectStore) -> int | None:
-        """Return when this store passed the check; None if it did not."""
         storage, root = self._place()
         try:
             found = _REMEMBERED.decode(storage.read(join(root, FILE)))
@@ -150,19 +148,16 @@ def has_own_clock(url: str) -> bool:
 
 
 def store_clock_of(store: ObjectStore | None, now_ms: Callable[[], int]) -> StoreClock | None:
-    """A clock that asks the store; None without a store with a clock of its own."""
     return StoreClock(store, now_ms) if store is not None and has_own_clock(store.url) else None
 
 
 class StoreClock:
-    """Asks one store for its time, in its own thread, one request at a time.
+    """Asks one store for its time, in its own thread, one request at a time, by the stamp of a new object.
 
-    An object is put, its stamp read (in whole seconds), and the object deleted. S3 refuses requests signed a quarter of
-    an hour off: then it has not answered.
+    S3 refuses requests signed a quarter of an hour off: then it has not answered.
     """
 
     def __init__(self, store: ObjectStore, now_ms: Callable[[], int]) -> None:
-        """`now_ms` is used only for object names."""
         self._store = store
         self._now_ms = now_ms
         self._asking: threading.Thread | None = None

@@ -260,10 +260,7 @@ def part_bytes(segment_bytes: int, input_bytes: int) -> int:
 
 
 def filtered(data: memoryview, table: BatchTable, keep: NDArray[np.bool_]) -> bytes:
-    """The batches of `data` with the records flagged in `keep`; `table` is the scan of `data`.
-
-    `keep` has a flag for each record, markers included.
-    """
+    """The batches of `data`, scanned in `table`, with the records flagged in `keep`, markers included."""
     ends = np.cumsum(table.record_counts, dtype=np.int64)
     running = np.concatenate((np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)))
     survivors = running[ends] - running[ends - table.record_counts]
@@ -322,12 +319,10 @@ class ViewParts:
             at = upto
 
     def keep(self, row: SegmentEntry) -> None:
-        """Use a part of the old view unchanged."""
         self._end_part()
         self._take(row)
 
     def end(self) -> tuple[SegmentEntry, ...]:
-        """All entries, ascending. Raises as `add`."""
         self._end_part()
         return tuple(self.entries)
 

@@ -71,7 +71,6 @@ class Stream:
     fingerprint: tuple[int, int] | None = None
 
     def flags(self, first: int, count: int) -> Flags:
-        """Whether each of `count` records from the `first` one stays."""
         lo, skipped = first >> 3, first & 7
         window = np.unpackbits(self.bits[lo : (first + count + 7) >> 3], bitorder="little")
         return window[skipped : skipped + count].view(np.bool_)
@@ -142,7 +141,6 @@ class Survivors:
         self._entries = max(1, min(self._slots - 1, int(self._slots * buffer.load_factor)))
 
     def settle(self, modulus: int, residue: int) -> bool:
-        """Decide the keys of one range, in both streams. False: they do not fit."""
         seed = random.SystemRandom().getrandbits(63)
         keys = kernels.KeyMap(self._slots, self._entries, arena_bytes_max=self._arena_bytes, seed=seed)
         keyless = 0
