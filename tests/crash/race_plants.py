@@ -208,7 +208,7 @@ def _the_objects_of_an_old_view_go_at_once(patch: Patch) -> None:
         built = real(held, work)
         gone = [each.key for each in held.manifest().pending_deletes if each.key not in old]
         if gone:
-            work.store.delete([held.prefix + key for key in gone])
+            held.metadata.store.delete([held.prefix + key for key in gone])
         return built
 
     patch.setattr(apply, "build_view", build_view)

@@ -57,7 +57,7 @@ from tiered.partition.partition import Partition
 from tiered.partition.segment_inspection import SegmentInspector
 from tiered.read.reader import TieredReader, segment_runs
 from tiered.read.view_places import Basis, BucketPlace, DiskPlace, ViewPlace
-from tiered.views.view_survivors import NewRecords, Stream, Survivors, find_survivors
+from tiered.views.view_survivors import NewRecords, Stream, Survivors
 
 _log = logging.getLogger(__name__)
 PART_BYTES_MAX = 2**31 - 1  # positions in an offset index are int32
@@ -74,7 +74,6 @@ class ViewWork:
     now_ms: int
     accepts_loss: bool = False
     should_stop: Callable[[], bool] = lambda: False
-    clock: Callable[[], float] = time.monotonic
 
 
 def build_view(held: Partition, work: ViewWork) -> CompactedView | None:
@@ -124,7 +123,7 @@ class _Run:
     def __init__(self, held: Partition, place: ViewPlace, basis: Basis, work: ViewWork) -> None:
         self.old = basis.old
         self._held, self._place, self._basis, self._work = held, place, basis, work
-        self._began = work.clock()
+        self._began = time.monotonic()
         self._start = self.old.horizon_offset if self.old.is_built else basis.log_start_offset
         self._lost = self.old.lost
         self._upto = place.horizon()
@@ -132,7 +131,7 @@ class _Run:
     def build(self) -> CompactedView:
         self._check_gap()
         self._upto = max(self._upto, self._start)
-        found = find_survivors(
+        found = Survivors(
             self._old_runs,
             NewRecords(
                 runs=self._new_runs,
@@ -146,6 +145,7 @@ class _Run:
             empty_deletes=self._held.rules.view_empty_value_deletes,
             check=self._check_stop,
         )
+        found.find()
         log = self._held.log
         wanted_bytes = part_bytes(log.settings.segment_bytes, found.old.size_bytes + found.new.size_bytes)
         interval_bytes = log.settings.index_interval_bytes
@@ -232,7 +232,7 @@ class _Run:
     def _built(self, entries: tuple[SegmentEntry, ...], parts: ViewParts, found: Survivors) -> CompactedView:
         run = ViewRun(
             started_ms=self._work.now_ms,
-            took_ms=round((self._work.clock() - self._began) * 1000),
+            took_ms=round((time.monotonic() - self._began) * 1000),
             from_offset=self._start,
             upto_offset=self._upto,
             records_in=found.old.record_count + found.new.record_count,

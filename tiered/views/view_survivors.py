@@ -90,49 +90,25 @@ class Stream:
             self.bits = np.concatenate((self.bits, np.full(more, 0xFF, np.uint8)))
 
 
-def find_survivors(
-    old: Runs,
-    new: NewRecords,
-    buffer: Buffer,
-    *,
-    retain_null_key: bool = False,
-    empty_deletes: bool = False,
-    check: Callable[[], None] = lambda: None,
-) -> Survivors:
-    """Decide which records stay; see the module text. `check` is called between steps and may raise.
-
-    Raises Corrupt, Conflict if a stream differs in a second pass, InvalidRequest if one key exceeds the buffer.
-    """
-    found = Survivors(old, new, buffer, retain_null_key, empty_deletes, check)
-    pending = [(1, 0)]
-    while pending:
-        modulus, residue = pending.pop()
-        if found.settle(modulus, residue):
-            found.key_ranges += 1
-        elif modulus >= KEY_RANGES_MAX:
-            wrong = "cannot build the view, its keys do not fit in the buffer: raise log.cleaner.dedupe.buffer.size"
-            raise InvalidRequest(wrong, dedupe_buffer_bytes=buffer.size_bytes)
-        else:
-            pending += [(2 * modulus, residue + modulus), (2 * modulus, residue)]
-    return found
-
-
 class Survivors:
-    """The result: `keyless_count` surviving records have no key; `key_ranges` is the number of key splits."""
+    """Decides which records stay. `keyless_count` of them have no key; `key_ranges` is the number of key splits."""
 
     def __init__(
         self,
         old: Runs,
         new: NewRecords,
         buffer: Buffer,
+        *,
         retain_null_key: bool,
         empty_deletes: bool,
         check: Callable[[], None],
     ) -> None:
+        """`check` is called between steps and may raise."""
         self._least_bytes = 1 if empty_deletes else 0  # of a value that does not delete its key
         self.old, self.new = Stream(), Stream()
         self.keyless_count = self.key_ranges = 0
         self._old_runs, self._source, self._retain_null_key, self._check = old, new, retain_null_key, check
+        self._buffer_bytes = buffer.size_bytes
         # Half of the buffer for slots, at most for all records; the rest for copies of keys.
         slots = max(2, buffer.size_bytes // 2 // SLOT_BYTES)
         if new.count_max is not None:
@@ -140,7 +116,20 @@ class Survivors:
         self._slots, self._arena_bytes = slots, max(0, buffer.size_bytes - slots * SLOT_BYTES)
         self._entries = max(1, min(self._slots - 1, int(self._slots * buffer.load_factor)))
 
-    def settle(self, modulus: int, residue: int) -> bool:
+    def find(self) -> None:
+        """Raises Corrupt, Conflict if a stream differs in a second pass, InvalidRequest for too small a buffer."""
+        pending = [(1, 0)]
+        while pending:
+            modulus, residue = pending.pop()
+            if self._settle(modulus, residue):
+                self.key_ranges += 1
+            elif modulus >= KEY_RANGES_MAX:
+                wrong = "cannot build the view, its keys do not fit in the buffer: raise log.cleaner.dedupe.buffer.size"
+                raise InvalidRequest(wrong, dedupe_buffer_bytes=self._buffer_bytes)
+            else:
+                pending += [(2 * modulus, residue + modulus), (2 * modulus, residue)]
+
+    def _settle(self, modulus: int, residue: int) -> bool:
         seed = random.SystemRandom().getrandbits(63)
         keys = kernels.KeyMap(self._slots, self._entries, arena_bytes_max=self._arena_bytes, seed=seed)
         keyless = 0
