@@ -81,7 +81,6 @@ _BY_SUFFIX |= {
 
 
 def kind_of(path: str) -> Kind | None:
-    """Return the kind of a file by its name, ignoring ``.deleted``, ``.swap`` and ``.cleaned``."""
     if parse_manifest_key("/".join(path.split("/")[-3:])) is not None:
         return Kind.MANIFEST
     name = path.rpartition("/")[2]

@@ -239,7 +239,6 @@ class Filter:
         return self.key is not None or self.since_ms is not None or self.until_ms is not None
 
     def batches(self, table: BatchTable) -> NDArray[np.bool_]:
-        """Return a mask of the batches that may have a matching record, by their headers."""
         in_range = _within(table.last_offsets, self.from_offset, None) & _within(
             table.base_offsets, None, self.to_offset
         )

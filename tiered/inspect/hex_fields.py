@@ -156,7 +156,6 @@ def _message(cursor: _Cursor, batch: memoryview) -> Iterator[HexField]:
 
 
 def text_of(data: bytes) -> str:
-    """Return printable ASCII unchanged, a dot for every other byte."""
     return "".join(chr(byte) if 32 <= byte < 127 else "." for byte in data)
 
 

@@ -86,7 +86,6 @@ class Cleaning:
         return dict(self._uncleanable)
 
     def uncleanable_of(self, partitions: Iterable[Partition]) -> dict[TopicPartition, Uncleanable]:
-        """The uncleanable logs among `partitions` whose topic is still compacted."""
         known = self.uncleanable
         compacted = (held.name for held in partitions if held.name in known and held.rules.cleanup_compact)
         return {name: known[name] for name in compacted}

@@ -36,10 +36,7 @@ class DeletedRecords:
 
 
 def plan_deletion(held: Partition, offset: int) -> DeletedRecords:
-    """The log start that a deletion up to `offset` would set. Changes nothing.
-
-    Raises OffsetOutOfRange above the log end or below -1, and InvalidRequest for a topic that only compacts.
-    """
+    """The log start that a deletion up to `offset` would set. Raises OffsetOutOfRange, InvalidRequest."""
     if not held.rules.cleanup_delete:
         wrong = "cannot delete records, cleanup.policy of the topic does not include delete"
         raise InvalidRequest(wrong, partition=held.name)

@@ -87,10 +87,7 @@ class Maintenance:
         drops_copied: bool = False,
         rules: Mapping[TopicPartition, PartitionRules] | None = None,
     ) -> dict[TopicPartition, Applied]:
-        """Apply a plan (`LogManager.apply`), and with `drops_copied` drop the segments that it made droppable.
-
-        A partition whose rules differ from `rules`, read before the plan was made, expires and deletes nothing.
-        """
+        """Apply a plan; a partition whose rules now differ from `rules` expires and deletes nothing."""
         done: dict[TopicPartition, Applied] = {}
         self._opener.pauses.refresh()
         while True:

@@ -47,19 +47,7 @@ DRAIN_S = 10.0  # for running tasks when a manager closes, as in Kafka's pools
 
 
 class LogManager(Readable):
-    """A manager of all topics of one directory. Thread safe; a context manager that closes cleanly.
-
-    | attribute | component |
-    |---|---|
-    | `topics` | creates, changes, deletes and lists topics |
-    | `partitions` | finds and acquires partitions; their problems |
-    | `append`, `append_columns` | append records (`tiered.partition.appending.Appender`) |
-    | `appender` | splits records by key |
-    | `maintenance` | does the background work; not of a read-only open |
-    | `pauses` | pauses and resumes uploads |
-    | `cleaning` | the cleaner and its last passes |
-    | `directories`, `store` | the log directories; the metered store, None without one |
-    """
+    """All topics of one directory (docs/reference/python-api.md). Thread safe; closes as a context manager."""
 
     def __init__(self, directories: LogDirectories, opener: Opener) -> None:
         self.directories = directories

@@ -51,10 +51,7 @@ class RemoteAcks:
 
 
 def check_remote_acks(manager: LogManager, names: Iterable[TopicPartition], *, now_ms: int) -> None:
-    """Check before any append that the bucket can acknowledge it. Raises the store's errors.
-
-    Raises InvalidRequest if a topic is not tiered, is compacted, or its copying is disabled or paused.
-    """
+    """Check before any append that the bucket can acknowledge it. Raises InvalidRequest, and the store's errors."""
     wanted = set(names)
     for snapshot in _snapshots(manager, sorted(wanted), now_ms):
         facts = {"topic": snapshot.partition.topic}

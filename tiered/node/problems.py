@@ -161,7 +161,6 @@ def unread_rows(unread: Mapping[TopicPartition, LogError]) -> list[UnreadPartiti
 
 
 def is_same_problem(one: LogError | None, other: LogError) -> bool:
-    """Whether two errors have one class and one message, apart from their facts."""
     return one is not None and type(one) is type(other) and one.attempt == other.attempt
 
 

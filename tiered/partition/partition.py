@@ -97,12 +97,9 @@ class Partition:
     | field | meaning |
     |---|---|
     | `metadata`, `remote`, `pins` | None without a contact to the bucket |
-    | `tier`, `uploads` | `tiered.partition.tier_state` |
-    | `object_encoding` | the object encoding of its segments |
     | `on_copied` | progress of a copy: base offset, bytes done, bytes in all; called from the reading thread |
     | `ahead` | pending deletes with a grace period that starts in the future |
     | `end_offset_at_open` | log end offset when the log was opened; None for an empty log |
-    | `local_views` | the compacted views on the disk (`tiered.read.view_places`) |
 
     `tier_lock` guards remote state, `lock` local state. Order: `tier_lock`, then `lock`. Only a task in its own thread
     (`tiered.maintenance.remote_tasks`) waits for the store, under `tier_lock` and never under `lock`.

@@ -150,10 +150,7 @@ class Opener:
             raise
 
     def altered(self, before: Topic, properties: Mapping[str, str]) -> tuple[Topic, bool]:
-        """The topic with these settings added (an empty value removes one), and whether it becomes tiered.
-
-        Changes nothing. Raises InvalidRequest for invalid settings, and for a tier disabled with records in the bucket.
-        """
+        """The topic with these settings (empty: removed), and whether it becomes tiered. Raises InvalidRequest."""
         merged = {**before.properties, **properties}
         after = replace(before, properties={key: value for key, value in merged.items() if value})
         self.check_settings(after)

@@ -199,10 +199,7 @@ class PartitionTable:
         uncleanable: Collection[TopicPartition] = (),
         records_problems: bool = True,
     ) -> list[PartitionSnapshot]:
-        """The facts of both tiers of these partitions, without unreadable ones (noted if `records_problems`).
-
-        No cleaner pass is due for `uncleanable` logs, nor while passes over a log are paused.
-        """
+        """The facts of both tiers, without unreadable partitions; no pass is due for `uncleanable` or paused logs."""
 
         def read(partition: Partition) -> PartitionSnapshot:
             may_clean = partition.name not in uncleanable and partition.log.cleaning.now.pauses == 0

@@ -159,7 +159,6 @@ def reconcile(log: Log, manifest: Manifest, *, now_ms: int, producers: ProducerS
 
 
 def lineage(manifest: Manifest) -> LeaderEpochs:
-    """The leader epochs of all records that the bucket holds or held."""
     epochs = LeaderEpochs()
     expired = ((each.epoch, each.base_offset) for each in manifest.expired_epochs if each.epoch is not None)
     for epoch, start in (*expired, *manifest.lineage):

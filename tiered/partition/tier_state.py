@@ -121,12 +121,7 @@ def seen_by(state: TierState, *, is_fenced: bool, has_commit_in_doubt: bool, is_
 class TierMachine:
     """Owns the state of one partition's tier. Thread safe.
 
-    | attribute | meaning |
-    |---|---|
-    | `state` | the stored state; `Partition.tier_state` adds the facts of the commit protocol |
-    | `error` | the error of a stopped state; None in the others |
-    | `is_tiered` | the bucket may hold objects of the partition |
-    | `has_agreed` | this process was the writer at least once |
+    `error` is that of a stopped state. `has_agreed`: this process was the writer at least once.
     """
 
     def __init__(self, *, is_tiered: bool) -> None:

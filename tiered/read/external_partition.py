@@ -168,7 +168,6 @@ class Known:
 def external_source(
     store: ObjectStore, layout: ExternalFormat, name: RemotePartitionName, cache: ChunkCache
 ) -> PartitionSource:
-    """The source of a partition of an external layout. Sends no request yet."""
     assert isinstance(name, ExternalName), "a layout gives names of its own"
     known = Known()
 

@@ -1,11 +1,9 @@
 """Facts of an external segment from its bytes: its end, times, missing indexes, leader epochs.
 
-The end of a segment costs two small reads (the last index entry, and the log from there on), or without an index one
-read of the whole log, which also yields both indexes. Leader epochs decide which of several copies is read; the batches
-are authoritative over other software's manifests and checkpoints. They are read if the epochs would hide offsets that a
-segment holds, if different segments hold the same offsets, or if a checkpoint contradicts its segment: first each
-segment's first header, then all headers of a segment whose first one differs, that has several epochs, overlaps
-another, or has offsets that would be hidden. A contradiction is a finding. An unreadable segment is left out.
+The end of a segment costs two small reads, or without an index one read of the whole log. Leader epochs decide which of
+several copies is read; the batches are authoritative over other software's manifests and checkpoints. Their headers are
+read if the epochs would hide offsets that a segment holds, if different segments hold the same offsets, or if a
+checkpoint contradicts its segment. A contradiction is a finding. An unreadable segment is left out.
 """
 
 from __future__ import annotations

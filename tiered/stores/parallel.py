@@ -1,7 +1,4 @@
-"""Run one function on several values in a bounded number of daemon threads.
-
-An interrupted process ends without waiting for calls to a hanging store, unlike with `concurrent.futures`.
-"""
+"""Run one function on several values in bounded daemon threads, for which an interrupted process does not wait."""
 
 from __future__ import annotations
 

@@ -143,7 +143,6 @@ def _is_fresh(checked_ms: int | None, now_ms: int) -> bool:
 
 
 def has_own_clock(url: str) -> bool:
-    """Whether another machine's clock stamps the objects at `url`."""
     return url.startswith(("s3://", "hdfs://"))
 
 
