@@ -281,11 +281,7 @@ def is_encrypted(path: str) -> bool:
 
 
 def open_stored(source: FileSource, keys: KeyRing) -> StoredSegment:
-    """Open an object of the bucket, or a file copied from there.
-
-    Raises AccessDenied for a missing key, NotFound for an encrypted object that no manifest names, Corrupt for damaged
-    indexes.
-    """
+    """Open an object of the bucket, or a file copied from there. Raises AccessDenied, NotFound, Corrupt."""
     cipher = _cipher(source, keys) if is_encrypted(source.place) else None
     name = stem_of(source.place) + INDEXES_SUFFIX
     body = source.read_other(name)

@@ -121,10 +121,7 @@ def position_of(read: Read, offsets: bytes, base_offset: int, offset: int) -> in
 
 
 def entry_of_facts(facts: SegmentFacts, layout: ExternalFormat, *, next_offset: int, size_bytes: int) -> SegmentEntry:
-    """The segment entry of a segment that is read up to `next_offset`, its first `size_bytes` bytes.
-
-    A transaction index that starts at -1 must be rebuilt. The record count is unknown: 0.
-    """
+    """The entry of a segment up to `next_offset`. A transaction index at -1 must be rebuilt; the record count is 0."""
     segment = facts.segment
     indexes = {section: IndexRange(start=0, length=size) for section, size in segment.index_bytes.items()}
     knows = segment.snapshot_offset in (None, facts.next_offset)

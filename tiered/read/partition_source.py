@@ -38,10 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PartitionSource:
-    """The tiers of one partition; either may be missing.
-
-    `is_disk_alone`: read the local log alone from its first segment on, although the log starts in the bucket.
-    """
+    """The tiers of one partition; either may be missing. With `is_disk_alone` records in the bucket do not count."""
 
     partition: TopicPartition
     log: Log | None

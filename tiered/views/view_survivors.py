@@ -49,10 +49,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRecords:
-    """The records in ``[start, upto)``, to be merged; `count_max` bounds the distinct keys, if known.
-
-    `runs` yields whole batches, the same at every call.
-    """
+    """The records in ``[start, upto)``. `runs` yields the same whole batches each time; `count_max` bounds the keys."""
 
     runs: Runs
     start: int
