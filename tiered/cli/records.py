@@ -160,9 +160,8 @@ def _check_fields(body: dict[str, object], line: int, partition: int | None) -> 
     named = body.get("partition")
     if partition is not None and named is not None and named != partition:
         hint = "remove it from the lines, or the partition from the command"
-        raise InvalidRequest(
-            f"invalid line, it belongs to another partition: {hint}", line=line, said=named, asked=partition
-        )
+        wrong = f"invalid line, it belongs to another partition: {hint}"
+        raise InvalidRequest(wrong, line=line, said=named, asked=partition)
 
 
 def _text(value: bytes | None) -> str | Base64 | None:

@@ -322,9 +322,8 @@ def _table(option: str, name: str, text: str) -> dict[str, object]:
     try:
         return dict(json.loads(text))
     except ValueError:
-        raise InvalidRequest(
-            f"invalid {option}, a value that begins with {{ must be a JSON object", name=name
-        ) from None
+        wrong = f"invalid {option}, a value that begins with {{ must be a JSON object"
+        raise InvalidRequest(wrong, name=name) from None
 
 
 def note_instead(error: Conflict) -> None:

@@ -170,9 +170,8 @@ def _takeover_check(plan: DeletionPlan, now_ms: int) -> Callable[[Manifest], Non
     def check_newest(manifest: Manifest) -> None:
         facts = {"partition": plan.name.topic_partition, "writer": manifest.writer_id, "epoch": manifest.epoch}
         if manifest.epoch != plan.epoch:
-            raise Conflict(
-                "cannot delete objects of the partition, another writer took over", planned=plan.epoch, **facts
-            )
+            wrong = "cannot delete objects of the partition, another writer took over"
+            raise Conflict(wrong, planned=plan.epoch, **facts)
         why = None if plan.takes_over else at_work(manifest, now_ms)
         if why:
             raise Conflict(f"cannot delete objects of the partition, {why}", **facts)

@@ -102,17 +102,11 @@ class GroupWork:
         self._group = self._without_expired()
         segments = [self._fetched(entry) for entry in self._group.entries]
         while segments:
-            newest, count = self._mapped(segments, buffer)
-            for segment in segments[:count]:
-                yield from self._keys_of(segment, newest)
+            newest, count = build_offset_map(segments, self._group.next_offset, self._group.aborted, buffer, self._pace)
+            for segment in segments[: max(count, 1)]:
+                yield from self._keys_of(segment, newest if count else None)  # None: the first one does not fit
                 self._removed(segment)
-            segments = segments[count:]
-
-    def _mapped(self, segments: Sequence[Segment], buffer: Buffer) -> tuple[OffsetMap | None, int]:
-        """Return the offset map of the segments that fit, and their count; (None, 1) if the first one does not fit."""
-        end = self._group.next_offset
-        newest, count = build_offset_map(segments, end, self._group.aborted, buffer, self._pace)
-        return (newest, count) if count else (None, 1)
+            segments = segments[max(count, 1) :]
 
     def _keys_of(self, segment: Segment, newest: OffsetMap | None) -> Iterator[KeyRun]:
         mapped = self._pace.mapped(segment)
@@ -121,8 +115,10 @@ class GroupWork:
             bits = newest.bits(segment.base_offset, number) if newest is not None else None
             first = 0
             for columns in kernels.decode_in_steps(mapped[start:end], include_control=True):
-                wanted = _data(columns, self._group) if bits is None else _keyed(columns)
-                if bits is not None:
+                wanted = _keyed(columns)
+                if bits is None:
+                    wanted &= ~aborted_batches(columns.table, self._group.aborted)[columns.batch_ordinals]
+                else:
                     wanted &= _flags(bits[0], first, len(columns))
                 first += len(columns)
                 starts, lengths = columns.key_starts[wanted], columns.key_lengths[wanted]
@@ -216,9 +212,8 @@ class GroupWork:
         size = self._written(path, survivors(together, self._pace, entries, horizon_ms, out))
         if size > POSITION_MAX:
             facts = {"base_offset": base, "size_bytes": size, "limit": POSITION_MAX}
-            raise InvalidRequest(
-                "cannot compact segments, the remaining records are larger than the maximum segment size", **facts
-            )
+            wrong = "cannot compact segments, the remaining records are larger than the maximum segment size"
+            raise InvalidRequest(wrong, **facts)
         indexes = entries.indexes(base, log_settings(plan.settings).index_interval_bytes)
         both = bytes(indexes.offset), bytes(indexes.time)
         aborted = sorted((each for one in together for each in one.aborted), key=lambda each: each.last_offset)
@@ -367,12 +362,6 @@ def _of_control(columns: Columns) -> Flags:
 
 def _keyed(columns: Columns) -> Flags:
     found: Flags = (columns.key_lengths >= 0) & ~_of_control(columns)
-    return found
-
-
-def _data(columns: Columns, group: RowGroup) -> Flags:
-    aborted = aborted_batches(columns.table, group.aborted)[columns.batch_ordinals]
-    found: Flags = _keyed(columns) & ~aborted
     return found
 
 

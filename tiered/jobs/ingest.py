@@ -218,19 +218,16 @@ def _partitions(
     known = [name for name in known if name.topic_id not in deleted]
     ids = sorted({name.topic_id for name in known})
     if len(ids) > 1:
-        raise InvalidRequest(
-            "cannot ingest, the bucket has several topics of this name", topic=topic, ids=",".join(ids)
-        )
+        wrong = "cannot ingest, the bucket has several topics of this name"
+        raise InvalidRequest(wrong, topic=topic, ids=",".join(ids))
     if not known and create_partitions is None:
-        raise NotFound(
-            "cannot ingest, the topic is not in the bucket; the option createPartitions creates it", topic=topic
-        )
+        wrong = "cannot ingest, the topic is not in the bucket; the option createPartitions creates it"
+        raise NotFound(wrong, topic=topic)
     count = create_partitions if create_partitions is not None else 1 + max(name.partition for name in known)
     if count < 1 or any(name.partition >= count for name in known):
         found = 1 + max((name.partition for name in known), default=-1)
-        raise InvalidRequest(
-            "cannot ingest, the topic has another number of partitions", topic=topic, asked=count, there_are=found
-        )
+        wrong = "cannot ingest, the topic has another number of partitions"
+        raise InvalidRequest(wrong, topic=topic, asked=count, there_are=found)
     identity = ids[0] if ids else topic_id or new_topic_id()
     return [RemotePartitionName(topic, identity, number) for number in range(count)]
 

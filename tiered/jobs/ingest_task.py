@@ -85,9 +85,8 @@ class IngestTask:
         Raises the errors of the disk and the store. After an error only `discard` is allowed.
         """
         if partition not in self._targets:
-            raise InvalidRequest(
-                "cannot ingest, the partition does not exist", topic=self._plan.topic, partition=partition
-            )
+            wrong = "cannot ingest, the partition does not exist"
+            raise InvalidRequest(wrong, topic=self._plan.topic, partition=partition)
         if self._targets[partition].is_done or not len(columns):
             return
         known = self._partitions.get(partition) or self._begun(partition)
@@ -174,6 +173,8 @@ class IngestTask:
         path, base, target = self._path(known), known.base_offset, known.target
         indexes = known.indexed.indexes(base, self._settings.index_interval_bytes)
         both, epochs = (bytes(indexes.offset), bytes(indexes.time)), ((target.epoch, base),)
+        earlier = [each for each in target.epochs if each[0] < target.epoch]
+        epoch_start = dict(target.epochs).get(target.epoch, known.start_offset)
         segment = SegmentToCopy(
             base_offset=base,
             next_offset=known.next_offset,
@@ -182,7 +183,7 @@ class IngestTask:
             offset_index=both[0],
             time_index=both[1],
             producer_snapshot=target.producers,
-            leader_epochs=encode_epochs(self._epochs(known)),
+            leader_epochs=encode_epochs((*earlier, (target.epoch, epoch_start))),
             read=lambda start, length: self._storage.read(path, start, length),
             path=path if path.startswith("/") else None,  # simulated disks have no absolute paths
             inspect=partial(SegmentInspector, path, base, known.next_offset, epochs, both),
@@ -197,11 +198,6 @@ class IngestTask:
         )
         known.entries.append(entry)
         self._storage.unlink(path)
-
-    def _epochs(self, known: _Partition) -> tuple[tuple[int, int], ...]:
-        epoch, before = known.target.epoch, known.target.epochs
-        start_offset = dict(before).get(epoch, known.start_offset)
-        return (*(each for each in before if each[0] < epoch), (epoch, start_offset))
 
     def _path(self, known: _Partition) -> str:
         number = known.target.name.partition

@@ -110,7 +110,10 @@ def rewrap_keys(metadata: MetadataLog, keys: KeyRing, key_id: str, now_ms: int, 
         metadata.commit(settle(), now_ms)  # a commit in doubt could add entries with the former wrapping
     manifest = metadata.refresh()
     change, changed = rewrap(keys, key_id, metadata.prefix), 0
-    for start, end, is_unsealed in _stretches(manifest, key_id):
+    ranges = [(page.base_offset, page.next_offset, page.seal_key_id != key_id) for page in manifest.pages]
+    if manifest.segments:
+        ranges.append((manifest.segments[0].base_offset, manifest.segments[-1].next_offset, False))
+    for start, end, is_unsealed in ranges:
         entries = metadata.ask(manifest, lambda index, start=start, end=end: tuple(index.entries_with_dead(start, end)))  # type: ignore[misc]
         old = sum(is_due(entry, key_id) for entry in entries)
         if (old or is_unsealed) and not dry_run:
@@ -145,10 +148,3 @@ def rewrapped_entry(keys: KeyRing, key_id: str, prefix: str, entry: SegmentEntry
 def is_due(entry: SegmentEntry, key_id: str) -> bool:
     """Whether the entry's data key is wrapped by another key than `key_id`, or in an older form."""
     return entry.key_id is not None and (entry.key_id != key_id or not is_current(entry.wrapped_key))
-
-
-def _stretches(manifest: Manifest, key_id: str) -> list[tuple[int, int, bool]]:
-    """Offset ranges of the pages, each with whether `key_id` does not seal it; then of the newest entries."""
-    pages = [(page.base_offset, page.next_offset, page.seal_key_id != key_id) for page in manifest.pages]
-    newest = [(manifest.segments[0].base_offset, manifest.segments[-1].next_offset, False)] if manifest.segments else []
-    return pages + newest

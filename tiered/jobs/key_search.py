@@ -32,7 +32,6 @@ from local.format.columns import BatchTable, Columns
 from local.records.batch_runs import BatchRuns
 from local.storage import Storage
 from local.verify.findings import Finding, finding
-from policies.cost.prices import BUILT_IN, PriceTable
 from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition, why_missing
 from remote.keys import full_key, own_part, parse_view_key
@@ -42,7 +41,6 @@ from remote.manifest.view import CompactedView
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
 from tiered.jobs.job_bucket import Bucket
-from tiered.jobs.rewriting import RewriteCost, read_cost
 from tiered.jobs.runner import BucketJob, Executor, Failures, StateFile, run_job
 from tiered.stores.object_encoding import SettingsOf, own_settings
 
@@ -325,11 +323,6 @@ class Scan:
                 yield finding(
                     "redact.not-read", where, next_step=step, offsets=entry.offsets, is_unread=True, cause=cause.attempt
                 )
-
-
-def scan_price(entries: Iterable[SegmentEntry], prices: PriceTable = BUILT_IN) -> RewriteCost:
-    """Return the price to read each segment or view part once."""
-    return RewriteCost.total([read_cost(entry, prices) for entry in entries], 0, prices)
 
 
 class _Redaction(msgspec.Struct, frozen=True):

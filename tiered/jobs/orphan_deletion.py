@@ -229,9 +229,8 @@ def delete_garbage(
 ) -> Deleted:
     """Delete listed entries that are still orphans and old enough. Raises InvalidRequest for another store's list."""
     if listed.store != store.url:
-        raise InvalidRequest(
-            "cannot delete orphans, the list belongs to another store", store=store.url, found=listed.store
-        )
+        wrong = "cannot delete orphans, the list belongs to another store"
+        raise InvalidRequest(wrong, store=store.url, found=listed.store)
     done = Deleted(entries=())
     for name, entries in _by_partition(listed):
         try:
@@ -277,9 +276,8 @@ def decode_garbage(data: bytes, path: str) -> GarbageList:
     try:
         listed = _LIST.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(
-            "cannot read the list of orphans, the file has another format", path=path, cause=str(error)
-        ) from error
+        wrong = "cannot read the list of orphans, the file has another format"
+        raise Corrupt(wrong, path=path, cause=str(error)) from error
     if listed.schema_version != SCHEMA_VERSION:
         facts = {"version": listed.schema_version, "known": SCHEMA_VERSION}
         raise InvalidRequest("cannot read the list of orphans, it is of another version", path=path, **facts)

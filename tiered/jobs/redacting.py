@@ -72,7 +72,7 @@ from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.config.config import resolve_rules
 from tiered.config.properties import DEFAULTS, IMMUTABLE, parse
 from tiered.jobs.job_bucket import Bucket
-from tiered.jobs.key_search import KeyDigests, Scan, Survey, read_runs, scan_price
+from tiered.jobs.key_search import KeyDigests, Scan, Survey, read_runs
 from tiered.jobs.rewriting import (
     GROUPS_A_MANIFEST,
     RewriteCost,
@@ -82,6 +82,7 @@ from tiered.jobs.rewriting import (
     RewritePlan,
     RewrittenGroup,
     cost_of,
+    read_cost,
     unless_expired,
 )
 from tiered.jobs.runner import BucketJob, Clock, Executor, Failures, run_job
@@ -184,7 +185,7 @@ def plan_redaction(scan: Scan, *, now_ms: int, prices: PriceTable = BUILT_IN) ->
         if matched and each.ulid not in clean
     ]
     scanned = [*found.scanned, *proved]
-    scan_cost = scan_price(scanned, prices)
+    scan_cost = RewriteCost.total([read_cost(each, prices) for each in scanned], 0, prices)
     is_priced = all(each.storage_class is None or each.storage_class in prices.classes for each in scanned)
     return Redaction(
         rewrite=rewrite,

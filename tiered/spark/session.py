@@ -190,7 +190,8 @@ def ensure_pyspark() -> None:
 
 def ensure_java() -> str:
     """A Java home of version 17 or later, also set as JAVA_HOME. Raises InvalidRequest if the machine has none."""
-    for home in (os.environ.get("JAVA_HOME"), _home_on_path()):
+    java = shutil.which("java")
+    for home in (os.environ.get("JAVA_HOME"), str(Path(java).resolve().parent.parent) if java else None):
         if home and (java_major(home) or 0) >= JAVA_MAJOR_MIN:
             break
     else:
@@ -212,11 +213,6 @@ def java_major(home: str) -> int | None:
         return None
     found = _VERSION.search(done.stderr + done.stdout)
     return int(found[1]) if found else None
-
-
-def _home_on_path() -> str | None:
-    java = shutil.which("java")
-    return str(Path(java).resolve().parent.parent) if java else None
 
 
 def _wheel_home() -> str | None:

@@ -165,9 +165,8 @@ def _layout(store: ObjectStore, words: LayoutWords) -> ExternalFormat:
 
     found = external_format(store, LayoutOptions(**words))
     if found is None:
-        raise InvalidRequest(
-            "cannot import the bucket, it has the layout of tiered: use tiered rewrite copy", store=store.url
-        )
+        wrong = "cannot import the bucket, it has the layout of tiered: use tiered rewrite copy"
+        raise InvalidRequest(wrong, store=store.url)
     return found
 
 
@@ -274,7 +273,9 @@ def ls(
                     raise
                 except LogError as error:
                     errors.append(error)
-                    rows.append(_unread(view, name, error))
+                    ids = view.topic_ids(name.topic)
+                    topic_id = ids[0] if len(ids) == 1 else None
+                    rows.append(RemotePartition.of(name, None, topic_id=topic_id, error=str(error)))
                     click.echo(f"! {name}: {error}", err=True)
     if errors and len(errors) == len(rows):
         raise errors[0]
@@ -297,11 +298,6 @@ def _row(view: RemoteLog, name: TopicPartition) -> RemotePartition:
         missing_offsets=sum(end - start for start, end in lost),
         error=None,
     )
-
-
-def _unread(view: RemoteLog, name: TopicPartition, error: LogError) -> RemotePartition:
-    ids = view.topic_ids(name.topic)
-    return RemotePartition.of(name, None, topic_id=ids[0] if len(ids) == 1 else None, error=str(error))
 
 
 class BrokerPartition(PartitionRow):

@@ -94,9 +94,8 @@ class PipelineCommand(JobCommand):
         with super().spark(description) as spark:
             if spark.conf.get("spark.speculation", "false") == "true":
                 # A second attempt would fail on the first one's lock, and its result would win.
-                raise InvalidRequest(
-                    "cannot run the pipeline, speculative tasks are enabled", fix="--conf spark.speculation=false"
-                )
+                wrong = "cannot run the pipeline, speculative tasks are enabled"
+                raise InvalidRequest(wrong, fix="--conf spark.speculation=false")
             yield spark
 
     def fleet(self) -> Fleet:
@@ -357,9 +356,8 @@ def read_options(bucket: Bucket, targets: Sequence[str], start: Position, end: P
             found[f"{side}Timestamp"] = str(position.timestamp_ms)
         elif position.offset is not None:
             if len(partitions) != 1 or partitions[0][1] is None:
-                raise InvalidRequest(
-                    "invalid position, an offset applies to one partition: TOPIC/PARTITION", option=flag
-                )
+                wrong = "invalid position, an offset applies to one partition: TOPIC/PARTITION"
+                raise InvalidRequest(wrong, option=flag)
             found[f"{side}Offsets"] = json.dumps({partitions[0][0]: {str(partitions[0][1]): position.offset}})
         elif (position.is_end and side == "starting") or (position.is_start and side == "ending"):
             raise InvalidRequest("nothing to export between these positions", option=flag)

@@ -355,9 +355,8 @@ def _delete(session: Session, job: JobCommand, path: str, grace_ms: int, *, yes:
 
     with job.opened() as bucket:
         if job.url is None and session.config().topic_properties("")["remote.immutable"] == "true":
-            raise InvalidRequest(
-                "cannot delete orphans, the bucket is immutable (remote.immutable): its lifecycle deletes them"
-            )
+            wrong = "cannot delete orphans, the bucket is immutable (remote.immutable): its lifecycle deletes them"
+            raise InvalidRequest(wrong)
         listed = decode_garbage(
             read_given(path, "cannot delete orphans without their list", "run 'tiered gc' first", name="path"), path
         )

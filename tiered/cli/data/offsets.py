@@ -340,14 +340,12 @@ def read_offsets(text: bytes) -> dict[TopicPartition, int]:
     for at, entry in enumerate(entries):
         fields = [entry.get(name) for name in ("topic", "partition", "offset")] if isinstance(entry, dict) else []
         match fields:
-            case [str(topic), int(partition), int(offset)] if bool not in map(
-                type, fields
-            ):  # bool is a subclass of int
+            # bool is a subclass of int
+            case [str(topic), int(partition), int(offset)] if bool not in map(type, fields):
                 name = TopicPartition(topic, partition)
             case _:
-                raise InvalidRequest(
-                    "cannot read the offsets file, an entry is not topic, partition and offset", entry=at
-                )
+                wrong = "cannot read the offsets file, an entry is not topic, partition and offset"
+                raise InvalidRequest(wrong, entry=at)
         if name in found:
             raise InvalidRequest("cannot read the offsets file, a partition is repeated", partition=name)
         found[name] = offset

@@ -364,12 +364,12 @@ def _files(directory: str, codec: Codec, batches: Iterator[pa.RecordBatch]) -> I
     import numpy as np
     import pyarrow as pa
 
-    opened: OrderedDict[str, _DayFile] = OrderedDict()
+    opened, no_day = OrderedDict[str, _DayFile](), np.iinfo(np.int64).min
     for batch in batches:
         stamps = batch.column("timestamp").cast(pa.int64()).to_numpy()
-        days = np.where(stamps == -1000, np.iinfo(np.int64).min, stamps // _DAY_US)  # -1 ms: a record without a time
+        days = np.where(stamps == -1000, no_day, stamps // _DAY_US)  # -1 ms: a record without a time
         for day in np.unique(days):
-            date = _date(int(day))
+            date = NO_DATE if day == no_day else str(np.datetime64(int(day), "D"))  # for any year, unlike datetime
             part = batch if (days == day).all() else batch.filter(pa.array(days == day))
             if date not in opened:
                 if len(opened) == _OPEN_MAX:
@@ -379,13 +379,6 @@ def _files(directory: str, codec: Codec, batches: Iterator[pa.RecordBatch]) -> I
             opened[date].add(part)
     for file in opened.values():
         yield file.closed()
-
-
-def _date(day: int) -> str:
-    """A day as in the directory name, also for years outside of the calendar."""
-    import numpy as np
-
-    return NO_DATE if day == np.iinfo(np.int64).min else str(np.datetime64(day, "D"))
 
 
 class _DayFile:

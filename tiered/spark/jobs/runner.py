@@ -30,7 +30,6 @@ from tiered.jobs.bucket_compaction import (
     CompactionPlan,
     GroupResult,
     PlanOptions,
-    RowGroup,
     compact_partitions,
 )
 from tiered.jobs.bucket_copying import CopyJob, CopyOutcome, CopyPlan
@@ -357,7 +356,8 @@ def rewritten(
     groups = [(number, group) for number, plan in enumerate(plans) for group in plan.groups]
     if not groups:
         return {}
-    parts = _parts(groups, spark.sparkContext.defaultParallelism)
+    cores, size_bytes = spark.sparkContext.defaultParallelism, sum(group.size_bytes for _, group in groups)
+    parts = packed(groups, lambda each: each[1].size_bytes, min(PART_BYTES, -(-size_bytes // cores)))
     of_group = [number for number, part in enumerate(parts) for _ in part]
     work = [
         (number, of_group[slot], slot, bytearray(pickle.dumps(replace(plans[number], groups=(group,)))))
@@ -367,11 +367,6 @@ def rewritten(
     for row in _as_job(spark.createDataFrame(work, _GROUPS), bucket, layout, len(parts)):
         found.setdefault(row["tp"], []).append(pickle.loads(bytes(row["result"])))  # noqa: S301 - our own task's
     return found
-
-
-def _parts(groups: Sequence[tuple[int, RowGroup]], cores: int) -> list[tuple[tuple[int, RowGroup], ...]]:
-    total = sum(group.size_bytes for _, group in groups)
-    return packed(groups, lambda each: each[1].size_bytes, min(PART_BYTES, -(-total // cores)))
 
 
 def _as_job(groups: DataFrame, bucket: Bucket, layout: _Layout, parts: int) -> list[Any]:
@@ -498,8 +493,6 @@ def _batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
 
 def _column(kind: pa.DataType, values: Sequence[Any]) -> pa.Array[Any]:
     """A column from buffers: `pyarrow.array` would import pandas into every worker (0.25 s)."""
-    import numpy as np
-
     if pa.types.is_int32(kind):
         return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.array(values, np.int32).data)])
     ends = np.cumsum([0, *map(len, values)], dtype=np.int32)

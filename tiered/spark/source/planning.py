@@ -373,11 +373,8 @@ class PinKeeper:
         self, store: ObjectStore, prefix: str, pin: Pin | None, pin_ms: int | None, clock: Callable[[], int] = wall_ms
     ) -> None:
         """`pin_ms` is the life of the pin after a renewal; with None only its holder renews it."""
-        self._store = store
-        self._prefix = prefix
-        self._pin = pin if pin_ms is not None else None
-        self._pin_ms = pin_ms or 0
-        self._clock = clock
+        self._store, self._prefix, self._clock = store, prefix, clock
+        self._pin, self._pin_ms = pin if pin_ms is not None else None, pin_ms or 0
 
     def keep(self) -> None:
         """Renew the pin if it is due; call it repeatedly. An error is only logged: the read continues."""

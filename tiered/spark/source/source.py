@@ -97,8 +97,7 @@ class BucketReader(DataSourceReader):
     """Plans in one process and reads in others. Only options and splits are sent, never a client."""
 
     def __init__(self, options: ReadOptions, names: tuple[str, ...]) -> None:
-        self._options = options
-        self._names = names
+        self._options, self._names = options, names
 
     def partitions(self) -> list[InputPartition]:
         from tiered.spark.source.planning import plan_read
@@ -146,8 +145,7 @@ class SegmentsReader(DataSourceReader):
     """Lists partitions in one process and reads their manifests in others."""
 
     def __init__(self, options: SegmentsOptions, names: tuple[str, ...]) -> None:
-        self._options = options
-        self._names = names
+        self._options, self._names = options, names
 
     def partitions(self) -> list[InputPartition]:
         from remote.external.external_formats import external_format

@@ -137,10 +137,7 @@ class StreamPlanner:
     """One query's view of the bucket. Not thread safe. Every method may raise Unavailable."""
 
     def __init__(self, store: ObjectStore, options: StreamOptions, clock: Callable[[], int] = wall_ms) -> None:
-        self._store = store
-        self._stream = options
-        self._options = options.read
-        self._clock = clock
+        self._store, self._stream, self._options, self._clock = store, options, options.read, clock
         self._cache, self._keys = ChunkCache(CACHE_BYTES), options.read.bucket.keys()
         self._names: list[RemotePartitionName] = []
         self._logs: dict[RemotePartitionName, MetadataLog] = {}
@@ -310,8 +307,7 @@ class BucketStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The stream reader. One instance lives next to the driver; a pickled one reads in the workers."""
 
     def __init__(self, options: StreamOptions, names: tuple[str, ...]) -> None:
-        self._options = options
-        self._names = names
+        self._options, self._names = options, names
         self._store: ObjectStore | None = None
         self._planner: StreamPlanner | None = None
 

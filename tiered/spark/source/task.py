@@ -106,9 +106,10 @@ def split_columns(
             threads.submit(PinKeeper(store, prefix, pin, pin_ms).keep)
         fetch = _Fetch(remote, threads, PinKeeper(store, split.prefix, split.pin, pin_ms))
         for piece, following in zip(split.pieces, [*split.pieces[1:], None], strict=True):
-            reached = 0
+            reached, likely_next = 0, None
+            with suppress(NotFound):
+                likely_next = _tightened(remote, split, following) if following is not None else None
             try:
-                likely_next = _tightened_if_there(remote, split, following)
                 for columns in _piece_columns(fetch, split, _tightened(remote, split, piece), likely_next):
                     reached = columns.next_offset
                     yield _wanted(of_piece(columns, piece), split)
@@ -138,9 +139,7 @@ class _Fetch:
     """Reads windows and prefetches the likely next one; the read itself meets an error of a prefetch again."""
 
     def __init__(self, remote: RemotePartition, threads: ThreadPoolExecutor, pin: PinKeeper) -> None:
-        self._remote = remote
-        self._pin = pin
-        self._threads = threads
+        self._remote, self._threads, self._pin = remote, threads, pin
         self._ahead: Future[memoryview] | None = None
 
     def window(self, piece: Piece, position: int, length: int) -> memoryview:
@@ -165,12 +164,6 @@ def _tightened(remote: RemotePartition, split: Split, piece: Piece) -> Piece:
     if position >= end_position:
         return piece  # a wrong index: the piece was cut by another one
     return replace(piece, position=position, end_position=end_position)
-
-
-def _tightened_if_there(remote: RemotePartition, split: Split, piece: Piece | None) -> Piece | None:
-    with suppress(NotFound):
-        return _tightened(remote, split, piece) if piece is not None else None
-    return None
 
 
 def _piece_columns(fetch: _Fetch, split: Split, piece: Piece, following: Piece | None) -> Iterator[Columns]:
