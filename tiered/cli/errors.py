@@ -101,7 +101,6 @@ _WORST = (Exit.CORRUPTION, Exit.CONFLICT, Exit.USAGE, Exit.FAILED, Exit.UNAVAILA
 
 
 def exit_code(error: BaseException | type[BaseException]) -> Exit:
-    """Return the exit code for an error, or for an exception class."""
     kind = error if isinstance(error, type) else type(error)
     return next((code for each, code in _CODES if issubclass(kind, each)), Exit.FAILED)
 
@@ -113,7 +112,6 @@ def worst(errors: Iterable[LogError]) -> Exit:
 
 
 def stopped_code(stop: Stop) -> Exit:
-    """Return the exit code of work that a signal ended."""
     return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
 
 

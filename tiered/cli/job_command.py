@@ -80,7 +80,6 @@ class BucketCommand:
     def opened(
         self, *, rate: str | None = None, copies: bool = False, writes_segments: bool = False
     ) -> Iterator[Bucket]:
-        """Open the bucket as `open_bucket`, `stoppable`."""
         with (
             self.stoppable(),
             open_bucket(
@@ -91,7 +90,6 @@ class BucketCommand:
 
     @contextmanager
     def executor(self, description: str, *, job_id: str | None = None, threads: int = 1) -> Iterator[Executor]:
-        """Yield the executor of the work: this process, with `threads`."""
         from tiered.jobs.runner import Here
 
         yield Here(self.should_stop, threads=threads)
@@ -123,7 +121,6 @@ class BucketCommand:
         print_result(result, self.output)
 
     def interrupted(self, text: str | None = None) -> int:
-        """Print how to continue; return the exit code."""
         if text is not None:
             self.session.say(f"interrupted; {text}")
         return stopped_code(self.stop)
@@ -140,7 +137,6 @@ class JobCommand(BucketCommand):
 
     @property
     def is_on_spark(self) -> bool:
-        """Whether ``--spark`` was given or ``spark-submit`` started this process."""
         return self.spark_master is not None or is_submitted()
 
     @contextmanager
@@ -207,7 +203,6 @@ class JobCommand(BucketCommand):
 
 
 def check_job_id(job_id: str | None) -> None:
-    """Raise InvalidRequest for an invalid ``--resume``."""
     if job_id is not None and not _JOB_ID.fullmatch(job_id):
         raise InvalidRequest("invalid --resume, a job has letters, digits, _ and - only", job=repr(job_id))
 
@@ -218,7 +213,6 @@ def is_submitted() -> bool:
 
 
 def parse_conf(conf: Sequence[str]) -> dict[str, str]:
-    """Parse ``spark.a.b=c`` pairs to a mapping. Raises InvalidRequest."""
     found = {}
     for text in conf:
         name, equals, value = text.partition("=")
@@ -229,7 +223,6 @@ def parse_conf(conf: Sequence[str]) -> dict[str, str]:
 
 
 def task_bucket(session: Session, bucket: Bucket, *, is_configured: bool) -> TaskBucket:
-    """Return the bucket description for tasks."""
     from tiered.config.properties import IMMUTABLE
 
     values = _settings(session, is_configured=is_configured)
@@ -239,7 +232,6 @@ def task_bucket(session: Session, bucket: Bucket, *, is_configured: bool) -> Tas
 
 
 def _settings(session: Session, *, is_configured: bool) -> dict[str, str]:
-    """Return the settings for the objects of any topic: as configured, or by -X."""
     from tiered.config.properties import DEFAULTS
 
     return session.config().topic_properties("") if is_configured else {**DEFAULTS, **session.overrides}
@@ -260,8 +252,8 @@ def _described(
 class Bucket:
     """A bucket as a command addresses it, by `url` and `options`.
 
-    `is_single_writer` is the user's declaration. `copies` are the segments on this machine's disk, None without a
-    directory. `settings` are those of the bucket's topics, as far as this command knows them.
+    `is_single_writer` is the user's declaration. `copies` are the segments on this machine's disk. `settings` are those
+    of the bucket's topics, as far as this command knows them.
     """
 
     store: ObjectStore
@@ -408,7 +400,6 @@ def parse_rate(text: str) -> int:
 
 
 def report_findings(name: TopicPartition, found: Sequence[Finding]) -> None:
-    """Print a line on stderr for each inconsistency of an external layout."""
     for each in found:
         where = f" offsets {each.offsets[0]} to {each.offsets[1] - 1}" if each.offsets is not None else ""
         click.echo(f"! {name}: {each.where}:{where} {' '.join(each.what.split())}", err=True)

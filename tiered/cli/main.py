@@ -1,7 +1,4 @@
-"""The ``tiered`` command: global options, lazily imported commands, exit handling.
-
-Data is on stdout, messages on stderr.
-"""
+"""The ``tiered`` command: global options, lazily imported commands, exit handling."""
 
 from __future__ import annotations
 

@@ -99,7 +99,6 @@ def size_bytes(option: str, text: str, example: str, *, least: int = 0) -> int:
 
 
 def count_type(at_least: int) -> click.IntRange:
-    """Return the click type of a ``-n`` option."""
     return click.IntRange(at_least, _COUNT_MAX)
 
 
@@ -174,7 +173,6 @@ class Declared:
     attributes: Mapping[str, Any]
 
     def parameter(self, name: str, annotation: object) -> click.Parameter:
-        """Return click's parameter for a parameter of a function or a field of a dataclass."""
         attributes, is_repeated = dict(self.attributes), get_origin(annotation) in (tuple, dict)
         if (choices := attributes.pop("choices", None)) is not None:
             attributes["type"] = click.Choice(choices)
@@ -214,8 +212,7 @@ def command(
 ) -> Callable[[Callable[..., object]], Any]:
     """Make a command of a function, with its docstring as help, and add the command to `group`.
 
-    The function gets the session if it has a parameter for it. `example` omits the program's name. `has_progress` adds
-    ``--progress``.
+    The function gets the session if it has a parameter for it. `example` omits the program's name.
     """
 
     def declared(function: Callable[..., object]) -> click.Command:

@@ -7,8 +7,7 @@
 | json | an event a line (``docs/reference/schemas/progress.json``); each write to `sys.stderr` is a ``message`` event |
 | none | only messages |
 
-Work in units other than bytes (`Progress.expect`, `Progress.advance`) has events only. The error that ends a command is
-the last line and no event. A meter only counts up, and its last event is always written.
+Work in units other than bytes has events only. The error that ends a command is the last line and no event.
 """
 
 from __future__ import annotations
@@ -67,7 +66,6 @@ class Progress:
         return self.mode == "auto" and sys.stderr.isatty()
 
     def expect(self, count: int, unit: str = "bytes") -> None:
-        """Add to the expected work."""
         with self._lock:
             self._total += count
             self._unit = unit
@@ -114,12 +112,10 @@ class Progress:
             self._send_progress()
 
     def say(self, text: str) -> None:
-        """Send a message as an event, without delay."""
         with self._lock:
             self._send("message", message=text)
 
     def end(self) -> None:
-        """Send the last event."""
         with self._lock:
             self._waits_for = None
             self._send("progress", is_last=True)

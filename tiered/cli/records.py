@@ -183,7 +183,6 @@ def _timestamp(value: object, line: int) -> int | None:
 
 
 def _headers(value: object, line: int) -> tuple[Header, ...]:
-    """Parse headers as ``consume -o jsonl`` prints them, or a plain object."""
     pairs: list[tuple[object, object]]
     if isinstance(value, dict):
         pairs = list(value.items())

@@ -118,7 +118,6 @@ class ProgressEvent(Result):
 
 
 def note_raw(ctx: click.Context, parameter: click.Parameter, is_raw: bool) -> None:
-    """Store the flag for the table of this invocation."""
     ctx.meta[_RAW] = ctx.meta.get(_RAW, False) or is_raw
 
 
@@ -152,7 +151,6 @@ def print_fields(
 
 @cache
 def columns_of(row: type[msgspec.Struct]) -> tuple[Column, ...]:
-    """Return the columns of the table: the annotated fields, in order."""
     return tuple(
         replace(each, name=field.name)
         for field in msgspec.structs.fields(row)
@@ -162,12 +160,10 @@ def columns_of(row: type[msgspec.Struct]) -> tuple[Column, ...]:
 
 
 def to_json(row: msgspec.Struct) -> str:
-    """Return a line of JSON."""
     return _json(msgspec.to_builtins(row))
 
 
 def write_lines(lines: Iterable[str]) -> None:
-    """Write lines on stdout as they arrive."""
     for line in lines:
         _write(line)
 
@@ -183,7 +179,6 @@ def _write_rows(what: str, rows: Iterable[Row], names: Sequence[str], output: st
 
 
 def _write_json(what: str, rows: Iterable[Mapping[str, object]], facts: Mapping[str, object]) -> None:
-    """Write one object, its list row by row, from the arrival of the first row on."""
     rest = iter(rows)
     first = next(rest, None)
     opening = _json({"schema_version": SCHEMA_VERSION, **facts, what: []})
@@ -219,7 +214,6 @@ def _csv_cell(value: object) -> object:
 
 
 def pairs(values: Mapping[str, object]) -> str:
-    """Format as ``name=value`` with spaces between."""
     return " ".join(f"{name}={value}" for name, value in values.items())
 
 
@@ -227,8 +221,7 @@ def print_table(rows: Iterable[Row | msgspec.Struct], columns: Sequence[Column])
     """Print rows as a table: as wide as the terminal, elsewhere as wide as needed, without escape codes.
 
     Rows that do not fit on a terminal are shown as lines of title and value. To bound memory, ROWS_AT_ONCE rows are
-    laid out together. Off a terminal later groups are at least as wide as earlier ones, and only the first has a
-    heading.
+    laid out together; off a terminal later groups are at least as wide as earlier ones.
     """
     is_terminal, titles = sys.stdout.isatty(), [column.title for column in columns]
     widths, rest, is_first = [0] * len(columns), iter(rows), True

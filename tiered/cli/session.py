@@ -74,7 +74,6 @@ class Session:
         return Config.load(self.config_path(), {**self.overrides, **(overrides or {})}, os.environ)
 
     def config_path(self) -> str:
-        """The path of the directory's ``tiered.toml``. Raises NotFound if there is none."""
         from tiered.config.config import FILE
 
         path = os.path.join(self.directory, FILE)
@@ -232,7 +231,6 @@ class Session:
         click.echo(f"! {' '.join(text.split())}", err=True)
 
     def say(self, text: str) -> None:
-        """Print a message on stderr."""
         if not self.is_quiet:
             click.echo(text, err=True)
 
@@ -274,7 +272,6 @@ def completions(known: Mapping[str, str], incomplete: str) -> list[CompletionIte
 
 
 def complete_settings(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete ``-X KEY=``."""
     from tiered.config.properties import PROPERTIES
 
     return completions({f"{name}=": row.expected for name, row in PROPERTIES.items()}, incomplete)
@@ -327,7 +324,6 @@ def _table(option: str, name: str, text: str) -> dict[str, object]:
 
 
 def note_instead(error: Conflict) -> None:
-    """Add to an error the alternative of this invocation's command, if any."""
     context = click.get_current_context(silent=True)
     if context is None or error.code is not ErrorCode.DIRECTORY_HELD:
         return
@@ -352,7 +348,6 @@ class Stop:
 
     @property
     def was_asked_once(self) -> bool:
-        """Whether no second signal has come."""
         return self._count == 1
 
     @contextmanager

@@ -21,13 +21,10 @@ The rules are the local cleaner's (`local.cleaner.record_retention`), with the s
 | the commit, its reply lost | the new manifest | the same job finds its note there |
 | the commit | pending deletes of the replaced objects | the writer deletes them after the grace period |
 
-**Rounds.** A job over more than `ROWS_MAX` entries runs in rounds, as long as manifests have room (`_wants_another`):
-every manifest names its pending deletes. Each round takes the entries above the previous one's; once the remaining
-entries fit one plan, a last round compares all of them. If they never fit, entries are clean through the end of their
-round only. The job's note holds its progress, as a number below zero until the job is done: a repeated job continues
-there.
-
-Memory: a plan holds the entries of the range; a pass needs the memory of one group.
+**Rounds.** A job over more than `ROWS_MAX` entries runs in rounds, as long as manifests have room for its pending
+deletes. Each round takes the entries above the previous one's; once the remaining entries fit one plan, a last round
+compares all of them. If they never fit, entries are clean through the end of their round only. The job's note holds its
+progress, as a number below zero until the job is done. Memory: the entries of a plan, and one group in each pass.
 """
 
 from __future__ import annotations
@@ -105,8 +102,7 @@ class RowGroup:
 class CompactionPlan:
     """One partition's compaction: groups and rules. Times in ms, offsets half open. Can be pickled.
 
-    `producers` is the producer state at the end of the bucket, `secret` the key of the digests. `is_done`: the manifest
-    has this job's note. `is_cut`: the plan is one round of several.
+    `producers`: state at the bucket's end. `is_done`: the manifest has the job's note. `is_cut`: one round of several.
     """
 
     job_id: str
@@ -130,7 +126,6 @@ class CompactionPlan:
 
     @property
     def note(self) -> AppliedJob:
-        """The note that the commit of this plan leaves in the manifest."""
         return AppliedJob(job_id=self.job_id, turn=_ROUNDS + self.upto_offset if self.is_cut else 0)
 
 
@@ -329,7 +324,6 @@ def compact_in_rounds(
 
 
 def _wants_another(store: ObjectStore, plan: CompactionPlan, outcome: CompactionOutcome, rows_max: int) -> bool:
-    """Whether no group was lost, entries are left, and the manifest has room for their objects. Raises NotFound."""
     if not plan.is_cut or not plan.groups or outcome.given_up:
         return False
     return len(MetadataLog(store, plan.name.prefix).refresh(exact=True).pending_deletes) < 2 * _ROUNDS_LISTED * rows_max

@@ -1,7 +1,7 @@
 """Copy of a topic to another bucket, complete and verified, resumable after any interruption.
 
-The copy is an ordinary bucket with the same topic names and ids, offsets, batches, indexes and leader epochs. The
-source is only read, while its manager runs.
+The copy has the same topic ids, offsets, batches, indexes and leader epochs. The source is only read, while its manager
+runs. Views are not copied. Data is encrypted again, under the key ids of the entries or a requested one.
 
 1. `plan_copy` lists the entries that the copy lacks.
 2. `copy_entry` copies one of them, in any process.
@@ -17,8 +17,6 @@ The copy has one writer: each run raises its epoch, and refuses a partition that
 | some uploads | objects that no manifest names | orphans once the next run has taken over |
 | a commit, its reply lost | the new manifest | the next plan finds the entries there |
 | all entries, no log start offset | perhaps entries that have expired in the source | the next run finishes |
-
-Views are not copied. Data is encrypted again, under the key ids of the entries or a requested one.
 """
 
 from __future__ import annotations

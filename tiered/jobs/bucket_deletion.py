@@ -1,9 +1,8 @@
 """Deletion of pending deletes in partitions without a writer: filled by ingests, served by no manager.
 
-Jobs next to a manager only unlink: the writer's maintenance deletes the bytes. A partition that only ingests wrote has
-no maintenance. An ingest is finished once its note is in the manifest: a takeover then stops no work, and the new
-writer may delete as any writer does (`remote.gc.delayed_delete`). The job also deletes old manifests, if there are as
-many as a manager would delete (`policies.retention`).
+A partition that only ingests wrote has no maintenance, which deletes the bytes elsewhere. An ingest is finished once
+its note is in the manifest: a takeover then stops no work, and the new writer may delete as any writer does
+(`remote.gc.delayed_delete`). The job also deletes old manifests, as many as a manager would (`policies.retention`).
 
 | state of a partition | how the newest manifest shows it | action |
 |---|---|---|

@@ -1,8 +1,7 @@
 """Retention in a bucket by a co-writer: expired segment entries leave the manifest.
 
-The policies are a manager's (`policies.retention`), without a disk: retention by size counts too few bytes
-rather than too many. The job raises the log start offset, takes entries out of the manifest and makes their objects
-pending deletes. The writer, or `tiered.jobs.bucket_deletion`, deletes these after the grace period.
+The policies are a manager's (`policies.retention`), without a disk: retention by size counts too few bytes rather than
+too many. The writer, or `tiered.jobs.bucket_deletion`, deletes the objects after the grace period.
 
 **Unknown settings.** A manifest has the settings with which a topic was created, not the defaults of its machines. So
 an unknown limit is no limit, and a topic with an unknown ``cleanup.policy`` expires nothing.
@@ -100,7 +99,6 @@ def commit_retention(store: ObjectStore, plan: RetentionPlan, *, now_ms: int) ->
 
 
 def _still_there(log: MetadataLog, manifest: Manifest, entries: Sequence[ExpireRemote]) -> list[ExpireRemote]:
-    """Return the entries that are still in the manifest and end at or below the first readable offset."""
     if not entries:
         return []
     start, end = entries[0].base_offset, entries[-1].next_offset
@@ -111,7 +109,6 @@ def _still_there(log: MetadataLog, manifest: Manifest, entries: Sequence[ExpireR
 def snapshot_of_bucket(
     manifest: Manifest, name: RemotePartitionName, rules: PartitionRules, now_ms: int
 ) -> PartitionSnapshot:
-    """Return a snapshot of a partition from its manifest alone."""
     return PartitionSnapshot(
         partition=name.topic_partition,
         rules=rules,

@@ -1,8 +1,7 @@
 """Both passes of a bucket compaction over one group: steps 2 and 3 of `tiered.jobs.bucket_compaction`.
 
-A task reads the group's segments into a directory of its own; the cleaner then treats them like local segments. Memory:
-the dedupe buffer, or 8 bytes for each surviving record of the group; 2 bits a record; a few MiB of records. Disk: the
-group, and one new segment.
+The cleaner treats the group's segments, in a directory of the task, like local ones. Memory: the dedupe buffer, or
+8 bytes for each surviving record; 2 bits a record; a few MiB of records. Disk: the group, and one new segment.
 """
 
 from __future__ import annotations
@@ -91,13 +90,10 @@ class GroupWork:
         cache = ChunkCache(_CACHE_BYTES)
         self._remote = RemotePartition(store, plan.name.prefix, cache, keys=keys)
 
-    # --- pass one ----------------------------------------------------------------------------------------------------
-
     def newest_keys(self, buffer: Buffer) -> Iterator[KeyRun]:
         """Yield the newest record of each key in the group; with a small `buffer` perhaps some older ones.
 
-        Entries that expired since the plan are skipped. Raises NotFound if other entries of the group left the bucket
-        since the plan, Corrupt for damaged bytes.
+        Raises NotFound if entries left the bucket since the plan, except expired ones; Corrupt for damaged bytes.
         """
         self._group = self._without_expired()
         segments = [self._fetched(entry) for entry in self._group.entries]
@@ -125,8 +121,6 @@ class GroupWork:
                 low, high = digest_keys(columns.data, starts, lengths, self._plan.secret)
                 yield KeyRun(low, high, columns.offsets[wanted])
                 del columns  # before the next step is decompressed
-
-    # --- pass two ----------------------------------------------------------------------------------------------------
 
     def rewrite(self, newest: NDArray[np.int64]) -> GroupResult:
         """Build and upload the new segments of the group, one after another. Raises as `newest_keys`.
@@ -204,7 +198,6 @@ class GroupWork:
         return found
 
     def _uploaded(self, together: Sequence[SegmentVerdict], olds: Sequence[SegmentEntry]) -> SegmentEntry:
-        """Upload one segment made of `together`. Raises InvalidRequest if its positions would not fit an index."""
         plan, base = self._plan, olds[0].base_offset
         path = join(self._directory, segment_file(base, LOG) + CLEANED)
         entries, out = IndexRows(), np.empty(kernels.REBUILT_PART_BYTES, np.uint8)
@@ -242,8 +235,6 @@ class GroupWork:
         )
         self._storage.unlink(path)
         return entry
-
-    # --- the task's disk ---------------------------------------------------------------------------------------------
 
     def _fetched(self, entry: SegmentEntry) -> Segment:
         bundle = self._remote.indexes(entry)
@@ -377,8 +368,6 @@ def _flags(bits: Bits, first: int, count: int) -> Flags:
 # 3. For each bucket `newest` finds the largest offset of each digest.
 # 4. `by_group` sends these offsets back to the group of segments that has them, for pass two (`offsets_of`).
 #
-# The data is sent as byte strings:
-#
 # | of a bucket | bytes | | of a group | bytes |
 # |---|---|---|---|---|
 # | records | 4 | | offsets | 4 |
@@ -388,9 +377,8 @@ def _flags(bits: Bits, first: int, count: int) -> Flags:
 # | upper halves | 8 each | | | |
 # | offsets above the smallest | w each | | | |
 #
-# Numbers are little-endian. A record costs about 19 bytes on its way to a bucket, and 1 to 3 on its way back.
-#
-# Memory: a combiner and a bucket hold about `records_held` records of 24 bytes, about 90 while they are sorted.
+# Numbers of these byte strings are little-endian. A record costs about 19 bytes to a bucket, and 1 to 3 back. Memory: a
+# combiner and a bucket hold about `records_held` records of 24 bytes, about 90 while they are sorted.
 
 
 class KeyRun(NamedTuple):
@@ -421,7 +409,6 @@ class Combiner:
                 yield combined
 
     def rest(self) -> Iterator[KeyRun]:
-        """Yield all held records; the combiner is empty afterwards."""
         held, self._held, self._count = self._held, [], 0
         if held:
             yield _newest_of(_joined(held))
@@ -433,7 +420,6 @@ def records_held(buffer_bytes: int) -> int:
 
 
 def bucket_count(records: int, buffer_bytes: int) -> int:
-    """Return the number of buckets for `records`; at least one."""
     return max(1, -(-records // records_held(buffer_bytes)))
 
 

@@ -12,11 +12,11 @@ same offsets, and only one attempt is committed, so no offset is given twice. Ta
 unused end of a range is a gap, as in a compacted log: the entry before it reaches up to the next entry's base offset.
 With a span of None there are no gaps; then one task must have all records of a partition.
 
-**Exactly once.** A manifest notes its committed jobs (`remote.manifest.manifest_changes`): a partition with the job's
-note is skipped. The `turn` of a stream is its batch number: a turn at or below the noted one is already committed.
+**Exactly once.** A partition whose manifest has the job's note (`remote.manifest.manifest_changes`) is skipped. The
+`turn` of a stream is its batch number: a turn at or below the noted one is already committed.
 
-**Old manifests.** A stream commits a manifest with every batch, and no manager deletes old ones. So the commit deletes
-as many as a manager would (`policies.retention`). An error there does not fail the ingest.
+**Old manifests.** A stream commits a manifest with every batch. So the commit deletes as many old ones as a manager
+would (`policies.retention`). An error there does not fail the ingest.
 
 | a crash or an error after | leaves | outcome |
 |---|---|---|
@@ -185,10 +185,9 @@ def commit_ingest(
 
 
 def abort_ingest(store: ObjectStore, plan: IngestPlan, parts: Iterable[Ingested], *, now_ms: int) -> None:
-    """Make the reported uploads of the attempts pending deletes, unless a manifest names them.
+    """Make the reported uploads pending deletes, unless a manifest names them: a commit may be in doubt.
 
-    Deletes nothing: a commit may be in doubt. The new manifest settles the doubt: either the entries are already there,
-    or they can never be committed.
+    The new manifest settles the doubt: either the entries are already there, or they can never be committed.
     """
     parts = list(parts)
     for target in plan.targets:
@@ -333,7 +332,6 @@ def _outcome(
 
 
 def _in_order(entries: Iterable[SegmentEntry], name: RemotePartitionName) -> list[SegmentEntry]:
-    """Sort and extend each entry to the next one's base offset. Raises Conflict if tasks gave the same offsets."""
     found = sorted(entries, key=lambda entry: entry.base_offset)
     for at, (one, other) in enumerate(pairwise(found)):
         if one.next_offset > other.base_offset:

@@ -1,8 +1,7 @@
 """One task of a bulk ingest: records in, uploaded segments out (`tiered.jobs.ingest`).
 
-Records of a partition are held until they fill batches, then encoded, given offsets and written to a spool file. A file
-of about ``segment.bytes`` is uploaded as a segment, with the indexes that a manager would make. Memory: HELD_BYTES of
-records and one batch's encoding. Disk: one segment for each partition of the task.
+Encoded batches are written to a spool file, which is uploaded as a segment at about ``segment.bytes``. Memory:
+HELD_BYTES of records and one batch's encoding. Disk: one segment for each partition of the task.
 """
 
 from __future__ import annotations
@@ -81,8 +80,8 @@ class IngestTask:
     def add(self, partition: int, columns: RecordColumns) -> None:
         """Add records of one partition after its earlier ones. The task holds references to their buffers.
 
-        Raises InvalidRequest for an unknown partition, records that the topic refuses, or more records than offsets.
-        Raises the errors of the disk and the store. After an error only `discard` is allowed.
+        Raises InvalidRequest for an unknown partition, records that the topic refuses, or more records than offsets,
+        and the errors of disk and store. After an error only `discard` is allowed.
         """
         if partition not in self._targets:
             wrong = "cannot ingest, the partition does not exist"

@@ -4,8 +4,7 @@
 - A time index entry is used only if its time is later than all times before it.
 - The first batch of a part gets an offset index entry of its own if the last entry is too far back.
 
-Only the header of each first batch is decoded. The upload checks every index entry against the batches
-(`SegmentInspector`). Memory: the indexes of all parts, and the chunk cache of `remote`.
+The upload checks every index entry (`SegmentInspector`). Memory: the indexes of all parts, the chunk cache of `remote`.
 """
 
 from __future__ import annotations

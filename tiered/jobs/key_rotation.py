@@ -1,7 +1,6 @@
 """Key rotation in a manager: wrap data keys by the key of each topic's settings, and seal the index.
 
-Objects keep their data keys. So this covers a change of the key ring's key. If an attacker has data keys, only new
-objects help.
+Objects keep their data keys: if an attacker has these, only new objects help.
 
 | step | effect | a crash after it leaves |
 |---|---|---|
@@ -9,9 +8,7 @@ objects help.
 | 2 | the same for the newest entries, and for the entries of views | all is done |
 
 Each commit seals its manifest by the key: from the first one on readers need the ring. A repeated run does the
-remaining steps. Each wrapped key gets the current form (`remote.segments.encryption`), which binds it to topic,
-partition and entry. Old manifests and pages keep the old form until `tiered gc` deletes them; after that the old key
-can be removed.
+remaining steps. The old key can be removed once `tiered gc` has deleted the old manifests and pages.
 
 The job holds a partition's `tier_lock`, not its `lock`: appends continue while the store is slow. Uploads that wait for
 their commit are wrapped again too: otherwise their commit would bring the old key back.
@@ -91,7 +88,7 @@ def _rotated(held: Partition, now_ms: int, *, dry_run: bool) -> RotatedPartition
 
 
 def _rewrap_waiting(held: Partition, key_id: str, *, dry_run: bool) -> int:
-    """Wrap the keys of waiting uploads that no manifest names; return their count. The caller holds `tier_lock`."""
+    """Wrap the keys of uploads that wait for their commit; return their count. The caller holds `tier_lock`."""
     manifest, changed = held.manifest(), 0
     known = {entry.ulid for entry in manifest.segments} if manifest is not None else set()
     for segment, upload in held.uploads.items().items():

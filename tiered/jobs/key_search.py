@@ -1,7 +1,5 @@
 """Search of given keys in a bucket: which readable segments and parts of compacted views have records of them.
 
-No index of a segment knows its keys, so each segment is read once, in any process.
-
 **Keys are personal data.** They are in the memory of the process that reads the key file, and nowhere else: a task gets
 digests (`local.cleaner.offset_map.digest_keys`) with a secret of the run. The state file has a fingerprint of the keys,
 made slow to guess (scrypt) with a salt. Counts and offsets are in results and logs, keys are not. Equal digests are
@@ -47,9 +45,6 @@ from tiered.stores.object_encoding import SettingsOf, own_settings
 STATE_VERSION = 1
 
 
-# --- keys ------------------------------------------------------------------------------------------------------------
-
-
 # How a line of a key file becomes a key, and the expected form for the error; the line itself is never shown.
 FORMATS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "text": (bytes, "a key as text"),
@@ -59,10 +54,7 @@ FORMATS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 
 def parse_keys(data: bytes, format_name: str, *, path: str) -> frozenset[bytes]:
-    """Return the keys of a key file: one for each line that is not empty. Raises InvalidRequest without a key.
-
-    The byte order mark of UTF-8 at the start of a text file is not a part of the first key.
-    """
+    """Return the keys of a key file: one for each line that is not empty. Raises InvalidRequest without a key."""
     (decode, expected), found = FORMATS[format_name], set()
     if format_name == "text":
         data = data.removeprefix(codecs.BOM_UTF8)
@@ -119,9 +111,6 @@ def fingerprint(keys: Iterable[bytes], salt: bytes) -> str:
     for key in sorted(keys):
         digest.update(len(key).to_bytes(4, "big") + key)
     return hashlib.scrypt(digest.digest(), salt=salt, n=1 << 14, r=8, p=1, dklen=32).hex()
-
-
-# --- scan ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,7 +291,6 @@ class Scan:
 
     @property
     def clean(self) -> dict[str, KeyCount]:
-        """The counts of the segments without a record of the keys."""
         return {ulid: count for ulid, count in self.counts.items() if not count.records}
 
     def matched(self, entries: Iterable[SegmentEntry]) -> list[SegmentEntry]:

@@ -5,9 +5,8 @@
 | it is an orphan by a new check | the rule holds at any time; the list may be a year old |
 | it has existed for the grace period, by the store's clock | courtesy: for people, and for a broken rule |
 
-The second step may be repeated, with an old list, on another machine, while managers and jobs run. No writer is fenced:
-no manifest is written. Order of effects: 1. the check; 2. the deletes, a page of keys at a time. A crash between two
-pages leaves list entries for objects that no longer exist, which is no error.
+The second step may be repeated, with an old list, while managers and jobs run: it writes no manifest. Order of effects:
+1. the check; 2. the deletes, a page of keys at a time. List entries for objects that no longer exist are no error.
 """
 
 from __future__ import annotations
@@ -86,11 +85,9 @@ class GarbageList(msgspec.Struct, frozen=True, kw_only=True):
         return sum(each.size_bytes for each in self.entries)
 
     def dollars_per_month(self, prices: Prices = S3_STANDARD) -> float:
-        """Return the price of storage alone, by `prices`."""
         return monthly_storage(self.size_bytes, prices)
 
     def plus(self, other: GarbageList, entries_max: int) -> GarbageList:
-        """Return this list and that of other partitions, with at most `entries_max` entries."""
         entries = [*self.entries, *other.entries]
         return msgspec.structs.replace(
             self,
@@ -139,10 +136,9 @@ def list_garbage(
     uploads: UnfinishedUploads | None = None,
     entries_max: int = ENTRIES_MAX,
 ) -> GarbageList:
-    """List all orphans of these partitions; reads only. With `uploads`, unfinished uploads too.
+    """List all orphans of these partitions; with `uploads`, unfinished uploads too. Raises Unavailable.
 
     A partition with a missing or unreadable manifest or page is reported and left out: the page may name any object.
-    Raises Unavailable.
     """
     entries: list[Garbage] = []
     left_out, refused = dict[str, str](), dict[str, str]()

@@ -8,8 +8,7 @@
 | compaction | a partition, or groups of a large one's segment entries | co-writer (`tiered.jobs.bucket_compaction`) |
 | merge | groups of entries of small segments | co-writer (`tiered.jobs.rewriting`) |
 
-One task opens a node with its own configuration, does all due work and closes it. Opening takes over the epochs of the
-node's partitions. So the job opens a node only if both conditions hold:
+Opening a node takes over the epochs of its partitions. So the job opens a node only if both conditions hold:
 
 1. No other process holds the lock of the directory.
 2. The last writer of its partitions in the bucket is this node (`tiered.node.writer_ids`). Otherwise the job would
@@ -92,9 +91,9 @@ class Unit:
 class Fleet:
     """The nodes, the bucket and the settings of a pipeline. It can be pickled and has no secrets.
 
-    `nodes` are directories with a ``tiered.toml``. Empty `topics`: all. `config` has the settings for the bucket;
-    without it only `overrides` and the topics' own settings are known. `takes_over` opens nodes whose partitions other
-    writers have written since. `takes_epochs` deletes due objects under any writer, and fences this writer.
+    `nodes` are directories. Empty `topics`: all. Without `config` only `overrides` and the topics' own settings are
+    known. `takes_over` opens nodes whose partitions other writers have written since. `takes_epochs` deletes due
+    objects under any writer, and fences this writer.
     """
 
     bucket: Bucket
@@ -111,9 +110,6 @@ class Fleet:
         if self.config is not None:
             return self.config.topic_properties(topic, own)
         return {**own, **self.overrides}
-
-
-# --- partitions in the bucket ----------------------------------------------------------------------------------------
 
 
 def plan_units_of_partition(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, *, now_ms: int) -> list[Unit]:
@@ -215,21 +211,18 @@ def dirty_bytes(entries: Sequence[SegmentEntry]) -> int:
 
 
 def compact_whole(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, job_id: str, now_ms: int) -> Unit:
-    """Compact one small partition in this process. Raises LogError."""
     return compact_by(fleet, store, name, Here(), job_id, now_ms)
 
 
 def compact_by(
     fleet: Fleet, store: ObjectStore, name: RemotePartitionName, executor: Executor, job_id: str, now_ms: int
 ) -> Unit:
-    """Compact one partition by an executor. Raises LogError."""
     settings = _known(fleet, store, name)
     (outcome,) = compact_partitions(executor, fleet.bucket, [name], now_ms=now_ms, job_id=job_id, settings=settings)
     return compacted_unit(outcome)
 
 
 def compacted_unit(outcome: CompactionOutcome) -> Unit:
-    """Return the unit of a compaction. It is still due if a group could not be committed."""
     removed = counted(outcome.records_before - outcome.records_after, "record")
     why = "by an earlier run" if outcome.was_done else f"{removed} removed"
     if outcome.given_up:
@@ -248,7 +241,6 @@ def compacted_unit(outcome: CompactionOutcome) -> Unit:
 
 
 def plan_merging(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> RewritePlan:
-    """Return the merge plan of one partition. Raises LogError."""
     return plan_merge(store, name, now_ms=now_ms, target_bytes=fleet.target_bytes, settings=fleet.settings_of)
 
 
@@ -263,7 +255,6 @@ def _plan_merging(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, n
 
 
 def merged_unit(plan: RewritePlan, outcome: RewriteOutcome, error: LogError | None) -> Unit:
-    """Return the unit of a merge plan's result. It is still due if groups are left."""
     why = f"{counted(outcome.rows_before, 'small segment')} became {outcome.rows_after}"
     if outcome.given_up:
         groups = counted(outcome.given_up, "group")
@@ -290,9 +281,6 @@ def _known(fleet: Fleet, store: ObjectStore, name: RemotePartitionName) -> dict[
 
 def _of(stage: Stage, name: RemotePartitionName, state: State, **more: object) -> Unit:
     return Unit(stage=stage, unit=name.prefix, topic=name.topic, partition=name.partition, state=state, **more)  # type: ignore[arg-type]
-
-
-# --- nodes -----------------------------------------------------------------------------------------------------------
 
 
 def plan_unit_of_node(fleet: Fleet, directory: str, *, now_ms: int) -> Unit:
@@ -352,7 +340,6 @@ def work_node(fleet: Fleet, directory: str, *, now_ms: int) -> Unit:
 
 
 def _segments(snapshots: Sequence[PartitionSnapshot]) -> tuple[int, int]:
-    """Return the number and the bytes of all local segments."""
     sizes = [segment.size_bytes for each in snapshots for segment in each.segments]
     return len(sizes), sum(sizes)
 

@@ -1,8 +1,7 @@
 """The stages of a pipeline in order, with the units of each stage done by an executor (`tiered.jobs.runner`).
 
-Within a stage the largest units start first and small ones are packed together. Before each bucket stage its partitions
-are read again, so this process holds one line for each partition and the segment entries of one batch of merging. A run
-may stop at any point, and every unit may be done twice. `PipelineState` lets a resumed job skip finished units.
+Within a stage the largest units start first and small ones are packed together. This process holds one line for each
+partition and the segment entries of one batch of merging. A run may stop at any point; every unit may be done twice.
 """
 
 from __future__ import annotations
@@ -102,8 +101,6 @@ class _Run:
     units: list[Unit] = field(default_factory=list)
     was_cut: bool = False
 
-    # -- stages ------------------------------------------------------------------------------------------------------
-
     def clean_and_tier(self) -> None:
         fleet, now_ms = self.fleet, self.now_ms()
 
@@ -150,8 +147,6 @@ class _Run:
                 outcomes = zip(plans, run_job(job, self.runner, errors=errors), strict=True)
                 self._finish([pipeline.merged_unit(*each, errors.get(number)) for number, each in enumerate(outcomes)])
 
-    # -- units -------------------------------------------------------------------------------------------------------
-
     def _work(
         self, stage: Stage, description: str, packs: Sequence[Sequence[W]], do: Callable[[Sequence[W]], list[Unit]]
     ) -> None:
@@ -165,7 +160,6 @@ class _Run:
         do: Callable[[Sequence[W]], list[R]],
         stage: Stage | None = None,
     ) -> Iterator[list[R]]:
-        """Yield the results of the packs that finished together, then report the progress of `stage`."""
         everything, done = sum(map(len, packs)), 0
         for finished in self.runner.run(description, packs, do):
             results = [each for _, of_pack in finished for each in of_pack]
@@ -231,10 +225,7 @@ _DECODERS = msgspec.json.Decoder(_Pipeline), msgspec.json.Decoder(_Finished)
 
 
 class PipelineState(StateFile[_Pipeline, _Finished]):
-    """The finished units of a pipeline.
-
-    `run_id` names the compaction notes in manifests. It changes with a new file: a later job of the name is not done.
-    """
+    """The finished units of a pipeline; `run_id`, new with each file, names its compaction notes in manifests."""
 
     def __init__(self, storage: Storage, path: str, store_url: str, job_id: str, *, now_ms: int) -> None:
         super().__init__(

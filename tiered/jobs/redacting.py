@@ -92,17 +92,13 @@ from tiered.stores.object_encoding import EncodingChoice, encoding_of_entry
 DAY_MS = 86_400_000
 
 
-# --- plan ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redaction:
     """The plan of one partition: `rewrite` has a group for each segment with a record of the keys.
 
     `parts_by_view` are the parts to rewrite. `held_back` segments hide older records of the keys in an unread
-    segment, and stay. `scan_gets`, `scan_bytes` and `scan_dollars` are the price of both scans: all segments once, and
-    for the proof again the unread segments and those with keys. `scan_dollars` is None if the prices of a storage class
-    are unknown. `storage_dollars` is the price of the old objects until they are deleted.
+    segment, and stay. `scan_*` are the price of both scans, of which the second reads only unread segments and those
+    with keys; dollars are None if a class has no price. `storage_dollars`: of the old objects until their deletion.
     """
 
     rewrite: RewritePlan
@@ -124,23 +120,19 @@ class Redaction:
 
     @property
     def matched(self) -> int:
-        """The number of segments to rewrite."""
         return len(self.rewrite.groups)
 
     @property
     def view_parts(self) -> int:
-        """The number of view parts to rewrite."""
         return sum(map(len, self.parts_by_view.values()))
 
     @property
     def due(self) -> list[SegmentEntry]:
-        """The view parts and the segments to rewrite."""
         parts = [each for parts in self.parts_by_view.values() for each in parts]
         return parts + [entry for group in self.rewrite.groups for entry in group.entries]
 
     @property
     def size_bytes(self) -> int:
-        """The bytes that the rewriting reads."""
         return sum(entry.size_bytes for entry in self.due)
 
 
@@ -210,9 +202,6 @@ def _commits(groups: Sequence[RewriteGroup]) -> int:
             runs.append(0)
         runs[-1] += 1
     return len(runs)
-
-
-# --- rewriting -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -419,9 +408,6 @@ def commit_view(store: ObjectStore, unit: ViewUnit, parts: NewParts, *, now_ms: 
     key_count = max(0, view.key_count - (view.record_count - record_count))
     built = replace(view, entries=tuple(entries), record_count=record_count, key_count=key_count)
     log.commit(switch_view(built, replaces=view, now_ms=now_ms), now_ms)
-
-
-# --- what still holds the records -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,15 +5,13 @@
 | merge | many small segments become one | neighbours without a gap, of one object encoding, all clean or none |
 | recode | object codec, encryption key, storage class | entries with another encoding than the wanted one |
 
-Steps, as for every co-writer (`remote.manifest.writer_roles`):
-
-1. `plan_merge` or `plan_recode` joins the newest epoch and returns groups of entries, with requests, bytes and dollars.
-2. `rewrite_group` does one group, in any process, any number of times.
-3. `commit_groups` commits the results of some groups in one manifest.
+Steps, as for every co-writer (`remote.manifest.writer_roles`): 1. `plan_merge` or `plan_recode` joins the newest epoch;
+2. `rewrite_group` does one group, in any process, any number of times; 3. `commit_groups` commits some groups in one
+manifest.
 
 A new segment covers exactly the offsets of the entries that it replaces and has their bytes, by checksum. It is as
 clean as the least clean of them. So a reader finds the same records before, during and after; with an older manifest it
-reads the old objects, which stay for the grace period. Views are unchanged.
+reads the old objects, which stay for the grace period.
 
 | a crash or an error after | leaves | outcome |
 |---|---|---|
@@ -21,8 +19,6 @@ reads the old objects, which stay for the grace period. Views are unchanged.
 | some uploads | objects of the newest epoch that no manifest names | orphans once the next epoch begins |
 | a commit, its reply lost | the new manifest | these entries are not due in the next plan |
 | a commit | pending deletes of the replaced objects | the writer deletes them after the grace period |
-
-There is no state to resume from: to continue, plan again.
 """
 
 from __future__ import annotations
@@ -165,9 +161,6 @@ class RewriteOutcome:
         return RewriteOutcome(**sums, is_complete=self.is_complete and other.is_complete)
 
 
-# --- planning --------------------------------------------------------------------------------------------------------
-
-
 def plan_merge(
     store: ObjectStore,
     name: RemotePartitionName,
@@ -202,8 +195,7 @@ def plan_recode(
 ) -> RewritePlan:
     """Plan to rewrite each entry that has another object encoding than the requested one. Raises as `plan_merge`.
 
-    None leaves a value as it is. `decrypts` removes encryption; without it a rewritten entry is encrypted if `settings`
-    name a key. Entries that zstd would not make smaller are detected during execution.
+    None leaves a value as it is. Without `decrypts` a rewritten entry is encrypted if `settings` name a key.
     """
     if decrypts and key_id is not None:
         raise InvalidRequest("cannot rewrite, a key and no encryption exclude each other", key_id=key_id)
@@ -297,14 +289,10 @@ def cost_of(
 
 
 def read_cost(entry: SegmentEntry, prices: PriceTable) -> RewriteCost:
-    """Return the cost to read a segment once, its indexes included."""
     here, ranges = prices.of(entry.storage_class), -(-entry.stored_bytes // RANGE_BYTES)
     dollars = request_cost(gets=ranges, prices=here) + retrieval_cost(entry.stored_bytes, here)
     dollars += request_cost(gets=1, prices=prices.of(None))
     return RewriteCost(gets=1 + ranges, read_bytes=entry.stored_bytes + entry.indexes_bytes, dollars=dollars)
-
-
-# --- doing -----------------------------------------------------------------------------------------------------------
 
 
 def rewrite_group(
@@ -318,8 +306,7 @@ def rewrite_group(
     """Read a group's segments, upload and verify the new one; nothing is visible yet.
 
     `target` is the same bucket opened with another storage class. Expired entries are skipped. Raises NotFound if
-    others have left the bucket since the plan, Corrupt if one is damaged or its object is lost, AccessDenied without a
-    key.
+    others left the bucket since the plan, Corrupt for a damaged segment or a lost object, AccessDenied without a key.
     """
     return unless_expired(plan, group, store, lambda due: _rewritten(plan, due, store, keys, target or store))
 
@@ -369,9 +356,6 @@ def _would_stay(remote: RemotePartition, group: RewriteGroup, object_encoding: O
     return not object_encoding.pays(remote.read(entry, 0, min(SEALED_CHUNK_BYTES, entry.size_bytes)))
 
 
-# --- committing ------------------------------------------------------------------------------------------------------
-
-
 def commit_groups(
     store: ObjectStore,
     plan: RewritePlan,
@@ -384,8 +368,7 @@ def commit_groups(
     """Replace the old entries by the new ones, in one manifest (`remote.manifest.manifest_changes`).
 
     The objects of a group that is not committed become pending deletes. May be repeated with the same `turn`, which
-    rises from commit to commit of a plan. `keeps_maker` is for groups with the very same records. Raises Fenced after a
-    takeover.
+    rises from commit to commit. `keeps_maker` is for groups with the very same records. Raises Fenced.
     """
     replaced = {each.number: each.replacement for each in done if each.replacement is not None}
     expired = sum(each.is_expired for each in done)
@@ -434,10 +417,9 @@ class RewriteUnit(NamedTuple):
 class RewriteJob(BucketJob[RewriteUnit, RewrittenGroup, RewriteOutcome]):
     """The rewriting of any number of partitions; a unit is a group, which `rewrite` makes.
 
-    Each manifest has at most `batch_size` groups. A partition ends with the first failed commit (Fenced, Conflict for a
-    deleted topic), and is done as far as its manifest can list pending deletes: plan the rest after the grace period. A
-    group that `must_follow` has a commit after that of earlier groups. It is not committed after a failed or lost
-    group, nor in the `incomplete` plans, whose earlier work failed.
+    Each manifest has at most `batch_size` groups. A partition ends with the first failed commit (Fenced, Conflict), and
+    is done as far as its manifest can list pending deletes. A group that `must_follow` has a commit after that of
+    earlier groups, but not after a failed or lost one, nor in the `incomplete` plans, whose earlier work failed.
     """
 
     bucket: Bucket

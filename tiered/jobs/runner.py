@@ -1,9 +1,8 @@
 """One runner for every job: plan -> units -> commit.
 
-1. A plan lists what is due. It is made and shown before a job runs.
-2. A `Job` divides its plans into units. An executor does them, in any order and any number of times: in this process
+1. A `Job` divides its plans into units. An executor does them, in any order and any number of times: in this process
    (`Here`) or in Spark tasks (`tiered.spark.jobs.runner.SparkRunner`).
-3. `run_job` hands the results of each batch to the job, which commits them. Only the process of the runner commits.
+2. `run_job` hands the results of each batch to the job, which commits them. Only the process of the runner commits.
 
 A unit that fails for good is recorded and does not affect the other units. If the store does not answer, the job ends
 with Unavailable: here after a commit of the finished units, in Spark after the retries of the task. An interrupted job
@@ -143,10 +142,7 @@ class Failures:
 
 
 class Job(ABC, Generic[U, R, Outcome]):
-    """The state of a job in the process that commits.
-
-    By default each unit is committed before the next begins, and a plan ends with its first error.
-    """
+    """The state of a job in the process that commits. By default a plan ends with its first error."""
 
     description: str
     failures: Failures
@@ -340,7 +336,6 @@ class StateFile(Generic[F, L]):
         self._file.append(msgspec.json.encode(line) + b"\n")
 
     def remove(self) -> None:
-        """Delete the file, because the job is finished."""
         self.close()
         self._storage.unlink(self._path)
 

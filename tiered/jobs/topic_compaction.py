@@ -1,8 +1,8 @@
 """Compaction of a topic on request, and an estimate of its effect.
 
-`compact_topic` cleans whatever the dirty ratio; the lags and open transactions still hold. `estimate` reads every key
-of the dirty section and `SAMPLES_MAX` evenly spread slices of the clean one. Bytes are assumed proportional to records;
-markers and aborted transactions are not counted. Nothing is written.
+`compact_topic` ignores the dirty ratio, but not the lags and open transactions. `estimate` reads every key of the dirty
+section and `SAMPLES_MAX` evenly spread slices of the clean one. Bytes are assumed proportional to records; markers and
+aborted transactions are not counted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class Estimate:
 
     @property
     def bytes_before(self) -> int:
-        """The bytes that the pass would read."""
         return self.dirty_bytes + self.clean_bytes
 
     @property
@@ -61,7 +60,6 @@ class Estimate:
 
     @property
     def basis(self) -> str:
-        """The data behind the figures, in words."""
         words = f"all {counted(self.dirty_records, 'record')} of the dirty part"
         if self.clean_bytes:
             words += f", a sample of {self.sampled_bytes} of {self.clean_bytes} clean bytes"
@@ -104,7 +102,6 @@ def estimate_topic(manager: LogManager, topic: str, *, now_ms: int) -> list[Esti
 
 
 def check_compacted(manager: LogManager, topic: str, now_ms: int) -> None:
-    """Raise NotFound for an unknown topic, InvalidRequest for a topic without the compact policy."""
     manager.topics.get(topic)
     if any(not each.rules.cleanup_compact for each in manager.snapshots(now_ms, [topic])):
         raise InvalidRequest("cannot compact the topic, its cleanup.policy does not include compact", topic=topic)
@@ -152,7 +149,6 @@ def _sample(segment: Segment, keys: set[int]) -> tuple[int, int, int]:
 
 
 def _key_digests(columns: Columns) -> list[int]:
-    """Return half of the digest of the key of each record that has one."""
     keyed = columns.key_lengths >= 0
     low, _ = digest_keys(columns.data, columns.key_starts[keyed], columns.key_lengths[keyed], _SECRET)
     found: list[int] = low.tolist()

@@ -1,7 +1,4 @@
-"""Compacted views of a topic, in the bucket or on the local disk: build on request, show, drop.
-
-A view consists of one view in each partition, under one name.
-"""
+"""Compacted views of a topic, in the bucket or on the local disk: build on request, show, drop."""
 
 from __future__ import annotations
 
@@ -137,7 +134,6 @@ def drop_views(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, now
 
 
 def _with_view(manager: LogManager, topic: str, name: str) -> list[Partition]:
-    """Return the partitions of a topic that have the view, at least one. Raises NotFound."""
     manager.topics.get(topic)
     found = []
     for held in manager.partitions.all([topic]):

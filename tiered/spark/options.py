@@ -1,8 +1,7 @@
 """The options of Spark's formats ``tiered`` and ``tiered-segments``: checks, and the typed options.
 
 ``options.toml`` declares them. Names and meanings are those of Spark's Kafka source (`KafkaSourceProvider`); names
-ignore case. A timestamp has precedence over offsets by timestamp, and these over offsets. Options for a broker's client
-(``kafka.*`` and a few more) have no effect.
+ignore case. A timestamp has precedence over offsets by timestamp, and these over offsets.
 """
 
 from __future__ import annotations
@@ -70,7 +69,6 @@ class Option:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The allowed words, the default first."""
         flags = ("true", "false") if self.default == "true" else ("false", "true")
         return flags if self.kind is Kind.FLAG else self.choices
 
@@ -131,7 +129,6 @@ class GivenOptions:
         return self._values.get(name, OPTIONS[name].default)
 
     def word(self, name: str) -> str:
-        """A word among the option's, in lower case."""
         value, words = (self.text(name) or "").strip().lower(), OPTIONS[name].words
         if value not in words:
             raise self.wrong(name, "it is not one of " + ", ".join(words), value)
@@ -194,9 +191,6 @@ def _is_ignored(low: str, use: Use) -> bool:
     return use is Use.WRITE and low in _OF_SPARK
 
 
-# --- reads ----------------------------------------------------------------------------------------------------------
-
-
 class BoundKind(Enum):
     OFFSET = "offset"
     TIMESTAMP = "timestamp"
@@ -212,7 +206,6 @@ class Bound:
     by_partition: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     def value_of(self, partition: TopicPartition) -> int | None:
-        """The value for a partition; None if it has none."""
         if self.everywhere is not None:
             return self.everywhere
         return self.by_partition.get(partition, self.by_topic.get(partition.topic))
@@ -222,8 +215,7 @@ class Bound:
 class ReadOptions:
     """The options of one ``load()``. Exactly one of `topics`, `pattern` and `partitions` is not None.
 
-    `view` None: the log alone. `pin_ms` None: no pins. With `must_pin` a bucket without write access is an error.
-    `pins` are already pinned manifests, by prefix.
+    `view` None: the log alone. `pin_ms` None: no pins. `pins`: manifests that are already pinned, by prefix.
     """
 
     bucket: Bucket

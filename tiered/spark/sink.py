@@ -1,7 +1,6 @@
 """``df.write.format("tiered")``: append a DataFrame to a topic as closed segments in the bucket.
 
-It runs `tiered.jobs.ingest`: the driver plans and commits, the tasks spool and upload. Columns as of Spark's Kafka
-sink:
+It runs `tiered.jobs.ingest`. Columns as of Spark's Kafka sink:
 
 | column | |
 |---|---|
@@ -9,8 +8,7 @@ sink:
 | partition | if missing or null: Kafka's partitioner by key, and without a key by value and timestamp |
 | timestamp | if missing or null: the time of the job |
 
-A stream (``writeStream``) commits each batch once, identified by `jobId` and the batch's id in the manifest. Use one
-`jobId` with one checkpoint.
+A stream commits each batch once, by `jobId` and the batch's id in the manifest. Use one `jobId` with one checkpoint.
 
 The partition of a row depends on the row alone, never on the task or the batch: a second run of a job finds some
 partitions committed, and its tasks may differ. With round-robin, rows would be lost or written twice.

@@ -195,7 +195,6 @@ def _plans(
 
 
 def _named(there: list[ExternalName], targets: tuple[str, ...], url: str) -> list[ExternalName]:
-    """Return the partitions that `targets` name, or all. Raises NotFound, InvalidRequest for twin names."""
     requested = [parse_partition(each) for each in targets]
     found = [
         name

@@ -90,7 +90,6 @@ class PipelineCommand(JobCommand):
 
     @contextmanager
     def spark(self, description: str) -> Iterator[Any]:
-        """As `JobCommand.spark`. Raises InvalidRequest if speculative tasks are enabled."""
         with super().spark(description) as spark:
             if spark.conf.get("spark.speculation", "false") == "true":
                 # A second attempt would fail on the first one's lock, and its result would win.
@@ -369,7 +368,6 @@ def read_options(bucket: Bucket, targets: Sequence[str], start: Position, end: P
 def _line_progress(
     session: Session, unit: str, line: Callable[[str, int, int], str]
 ) -> Callable[[str, int, int], None]:
-    """Return a callback (stage, done, all in `unit`s) that prints a line every few seconds, or sends events."""
     progress, known = session.progress, dict[str, int]()
     lines = Lines(session.say, every_s=_LINE_EVERY_S)
 

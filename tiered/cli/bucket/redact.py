@@ -340,7 +340,6 @@ def _searched_place(targets: Sequence[str]) -> str:
 def _holders(
     work: _Work, scans: Sequence[Scan], plans: Sequence[Redaction] = (), committed_ms: int = 0
 ) -> list[RecordHolder]:
-    """Return what still holds the records of `plans`, and the builds of views that `scans` found."""
     from tiered.jobs.redacting import holders_of, view_builds_of
 
     found = [one for each in plans for one in holders_of(work.bucket.store, each, committed_ms=committed_ms)]

@@ -234,7 +234,6 @@ def copy(
 def _planned(
     job: RewriteCommand, plans: Sequence[RewritePlan | CopyPlan], counts: Sequence[tuple[int, int]]
 ) -> RewritePlanned:
-    """Return the printed plans; `counts` are the segments of each one, and the new segments."""
     rows = [
         PlannedCopy.of(plan.name, plan.cost, segments=segments, groups=groups)
         for plan, (segments, groups) in zip(plans, counts, strict=True)

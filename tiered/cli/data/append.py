@@ -248,10 +248,6 @@ def _records(runs: Iterator[list[bytes]], read: ReadLine) -> Iterator[list[Recor
             raise failure
 
 
-# A run has whole lines, in order. It ends when it is full, one second after its first line, at the end of the input,
-# or at a stop signal. Only a line that a signal cuts short is discarded.
-
-
 @contextmanager
 def open_lines(path: str) -> Iterator[int]:
     """Yield the descriptor of a file, or of stdin for ``-``. Raises InvalidRequest if stdin is closed."""
@@ -268,7 +264,11 @@ def open_lines(path: str) -> Iterator[int]:
 
 
 def line_runs(fd: int, size: int, stop: Stop) -> Iterator[list[bytes]]:
-    r"""Yield runs of 1 to `size` lines without ``\n``. Raises DiskFailed for unreadable input."""
+    r"""Yield runs of 1 to `size` lines without ``\n``. Raises DiskFailed for unreadable input.
+
+    A run ends when it is full, a second after its first line, at the end of the input, or at a stop signal. Only a line
+    that a signal cuts short is discarded.
+    """
     lines: list[bytes] = []
     pieces: list[bytes] = []  # of a line that is still incomplete
     read_bytes = 0

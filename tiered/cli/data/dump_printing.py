@@ -129,7 +129,6 @@ class DumpedBytes(_OfLog, kw_only=True):
 
 
 def dump_file(session: Session, request: Request) -> int:
-    """Dump a file on disk, or an object."""
     with _opened(session, request) as source:
         return (_dump_log if source.kind in (Kind.LOG, Kind.STORED_LOG) else _dump_rows)(session, request, source)
 
@@ -219,7 +218,6 @@ def _key_ring(session: Session) -> str | None:
 
 
 def _keys(session: Session) -> KeyRing:
-    """The configured key ring, or that of the environment."""
     return load_key_ring(_key_ring(session), os.environ)
 
 
@@ -264,7 +262,6 @@ def _columns(row: type[msgspec.Struct], names: list[str]) -> list[Column]:
 
 
 def _write_jsonl(rows: Iterable[RecordRow]) -> None:
-    """Write each record as a line on stdout when it arrives, with its batch in ``batch``."""
     encode = msgspec.json.Encoder().encode
     sys.stdout.flush()
     write = sys.stdout.buffer.write
@@ -377,7 +374,6 @@ def _batch_line(row: BatchRow) -> str:
 
 
 def _record_line(row: RecordRow, *, with_data: bool) -> str:
-    """Format a record; key and payload if requested, and never for a control record."""
     line = (
         f"| offset: {row.offset} {row.batch.timestamp_type}: {row.timestamp} keySize: {row.key_size}"
         f" valueSize: {row.value_size}"
@@ -402,7 +398,6 @@ def _entry_line(row: Mapping[str, object]) -> str:
 
 
 def _shown(value: object) -> str:
-    """Format a decoded value on a line; an undecodable one as ``base64:...``."""
     if isinstance(value, str):
         return value
     if isinstance(value, dict) and set(value) == {"base64"}:

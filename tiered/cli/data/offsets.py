@@ -154,7 +154,6 @@ def _print_lost(reader: TieredReader, partitions: list[TopicPartition]) -> None:
 
 
 def _report_inconsistencies(bucket: RemoteLog, partitions: list[TopicPartition]) -> Exit:
-    """Print inconsistencies of an external layout. Exit 4 if they made segments unreadable."""
     found = {partition: bucket.findings(partition) for partition in partitions}
     for partition, findings in found.items():
         report_findings(partition, findings)

@@ -7,8 +7,7 @@
 | ``_tiered/<job>/wave-<wave>.json`` | the exported ranges of one wave of tasks, and its files |
 | ``_tiered/<job>/complete.json`` | the job is finished: totals |
 
-The day is that of the record's timestamp, in UTC. Records without one are under ``__HIVE_DEFAULT_PARTITION__``. Readers
-of directories (Spark, DuckDB, pyarrow) skip names that begin with an underscore.
+The day is that of the record's timestamp, in UTC. Records without one are under ``__HIVE_DEFAULT_PARTITION__``.
 
 **Once.** A task's file names follow from its records, its wave and the pinned manifest: a task that runs twice writes
 the same files twice. A wave's record is written after all its tasks. A resumed job first deletes its files that no
@@ -184,7 +183,6 @@ def plan_export(url: str, **options: str) -> list[PlannedRange]:
 
 
 def _ranges(splits: Iterable[Split]) -> list[PlannedRange]:
-    """Return the range of each partition, which may have several splits: a view's and the log's, or limited ones."""
     found: dict[tuple[str, int], list[Split]] = {}
     for split in splits:
         found.setdefault((split.topic, split.partition), []).append(split)

@@ -1,7 +1,6 @@
 """The jobs of `tiered.jobs` in Spark tasks: the executor, and a function for each job.
 
-The driver plans, and commits after each wave of tasks. Keys and values of records never leave the Python worker that
-read them. Managers may run at the same time.
+The driver plans, and commits after each wave of tasks. Keys and values never leave the Python worker that read them.
 """
 
 from __future__ import annotations
@@ -62,9 +61,9 @@ _RESULTS = "tp int, result binary"
 class SparkRunner:
     """An executor with one task for each piece, in waves of `wave_tasks` tasks. It stops between two waves.
 
-    A wave is one action, collected once and never cached: a second action would repeat the effects. It ends with its
-    slowest task. `job_id` groups the waves in Spark's UI. Pieces are pickled into the tasks' function, so their content
-    does not appear in the UI. `buffer_bytes` is the memory of a compaction's task for keys.
+    A wave is one action, collected once and never cached: a second action would repeat the effects. `job_id` groups the
+    waves in Spark's UI, where pieces, which are pickled into the tasks' function, do not appear. `buffer_bytes` is the
+    memory of a compaction's task for keys.
     """
 
     is_parallel: ClassVar[bool] = True
@@ -167,8 +166,8 @@ def copy(
 ) -> list[CopyOutcome]:
     """Run plans of `tiered.jobs.bucket_copying` and compare; the outcome of each, in order.
 
-    After the other partitions it raises the first error: Conflict if another writer writes to the copy, Fenced if
-    another run of it began, NotFound for an expired entry, Corrupt for a damaged one.
+    After the other partitions it raises the first error: Conflict for another writer, Fenced for another run, NotFound
+    for an expired entry, Corrupt for a damaged one.
     """
     job = CopyJob(source=source, target=target, plans=plans, now_ms=now_ms)
     return run_job(job, SparkRunner(spark, **waves), task_bytes=task_bytes, progress=progress)
@@ -226,8 +225,8 @@ def scrub(
 ) -> ScrubReport | None:
     """Read every byte of `topics`, by default of all; the report is that of ``tiered scrub --deep``.
 
-    `state` records the finished segments after each wave: they are not read again. `progress` receives the bytes of
-    each segment. None if `should_stop` ended the scrub. Raises NotFound for a topic that the bucket lacks.
+    `state` records the finished segments after each wave: they are not read again. None if `should_stop` ended the
+    scrub. Raises NotFound for a topic that the bucket lacks.
     """
     started_ms = state.started_ms if state is not None else wall_ms()
     bucket = Bucket(url=url, options=store_options or {}, key_ring=key_ring)
@@ -263,12 +262,10 @@ def compact(
 ) -> list[CompactionOutcome]:
     """Compact topics in the bucket, all of their partitions or `partitions`; the outcome of each.
 
-    `options` are `settings`, which override the topics' own; `start_offset` and `upto_offset`, which limit the segments
-    of every partition; `group_bytes` and `rows_max`. `bucket` replaces url, options, ring and directory. `should_stop`
-    ends the job between rounds. A job with `given_up` groups is still due: run it again under its `job_id`.
-
-    Raises NotFound for a topic or partition that the bucket lacks, InvalidRequest for one that is not compacted, and
-    the errors of `tiered.jobs.bucket_compaction.compact_partitions`.
+    `settings` override the topics' own; `start_offset` and `upto_offset` limit the segments of every partition. A job
+    with `given_up` groups is still due: run it again under its `job_id`. `bucket` replaces url, options, ring and
+    directory. `should_stop` ends the job between rounds. Raises as `tiered.jobs.bucket_compaction.compact_partitions`,
+    and NotFound for a topic or partition that the bucket lacks.
     """
     bucket = bucket or Bucket(
         url=url,
@@ -294,7 +291,6 @@ def compact(
 def _selected(
     store: ObjectStore, topics: Sequence[str], partitions: Sequence[TopicPartition] | None, topic_id: str | None
 ) -> list[RemotePartitionName]:
-    """The partitions of topics that are not deleted. Raises NotFound, and the errors of `MetadataLog.missing`."""
     pairs: list[tuple[str, int | None]] = [(topic, None) for topic in topics]
     if partitions is not None:
         pairs = [(each.topic, each.partition) for each in partitions if each.topic in topics]
@@ -318,9 +314,8 @@ def _selected(
 # | the newest of each key | a bucket: all records of some keys | the offsets that stay, by group |
 # | pass two | a group | the uploaded segments |
 #
-# It is one action, because a second one would repeat the uploads. Each attempt uploads under its own names, and only
-# those of the successful attempts are committed. Executors need disk for one group each (``work_directory``). The
-# driver holds segment entries, never records.
+# It is one action, because a second one would repeat the uploads. Only uploads of successful attempts are committed.
+# Executors need disk for one group each (``work_directory``). The driver holds segment entries, never records.
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +346,6 @@ class _Layout:
 def rewritten(
     spark: SparkSession, bucket: Bucket, plans: Sequence[CompactionPlan], buffer: Buffer
 ) -> dict[int, list[GroupResult]]:
-    """The results of all groups, by the number of their plan."""
     layout = _Layout.of(plans, buffer.size_bytes)
     groups = [(number, group) for number, plan in enumerate(plans) for group in plan.groups]
     if not groups:
@@ -402,7 +396,6 @@ def _pass_one(bucket: Bucket, layout: _Layout) -> Callable[[Iterator[pa.RecordBa
 
 
 def _combined(bucket: Bucket, layout: _Layout, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, KeyRun]]:
-    """The newest records of the groups in `batches`, with their plan's number; some older ones if memory is short."""
     buffer = Buffer(size_bytes=layout.buffer_bytes)
     at, combiner = -1, Combiner(compaction_passes.records_held(layout.buffer_bytes))
     with bucket.opened() as store:

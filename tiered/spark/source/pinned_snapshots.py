@@ -27,10 +27,7 @@ class PinnedSnapshots:
 
 @contextmanager
 def pinned(url: str, **options: str) -> Iterator[PinnedSnapshots]:
-    """Pin the selected newest manifests until the block ends. Raises the errors of planning a read.
-
-    The option ``pin`` is the life of the pins after their last renewal.
-    """
+    """Pin the selected newest manifests until the block ends. Raises the errors of planning a read."""
     selection = parse_options({"path": url, "pin": str(60 * 60 * 1000), **options})
     if selection.pin_ms is None:
         raise InvalidRequest("cannot pin manifests for Spark, pin=none pins nothing")

@@ -1,17 +1,16 @@
 """Plan a read: select partitions, offsets and segments by the options and make splits.
 
-Each partition's newest manifest is read once and pinned, so one ``load()`` is one state of the log
-(docs/reference/spark.md lists the requests). Partitions, and then cut segments, are read in parallel. The result, and
-which error is raised, are as in sequence. A failed plan, and a partition without records to read, release their pins.
+Each partition's newest manifest is read once and pinned, so one ``load()`` is one state of the log. Partitions, and
+then cut segments, are read in parallel; result and raised error are as in sequence. A failed plan, and a partition
+without records to read, release their pins.
 
-A long job reads one state during retention, compaction and deletion. Spark does not notify a batch source of the end of
-its job: a pin (`remote.gc.pins`) expires `PIN_MS` after its last renewal. Every task checks its pin when it begins and
-while it reads, and some pins of other partitions when it begins. It renews a pin in the second half of its life. A read
-of a read-only bucket relies on the grace period, unless the options require a pin.
+Spark does not notify a batch source of the end of its job: a pin (`remote.gc.pins`) expires `PIN_MS` after its last
+renewal. Every task checks its pin when it begins and while it reads, and some pins of other partitions when it begins.
+It renews a pin in the second half of its life. A read of a read-only bucket relies on the grace period, unless the
+options require a pin.
 
-Timestamps become offsets as in Spark's Kafka source: the first record at or after the timestamp, in offset order. Under
-read_committed the log ends before the first transaction without a known end in the bucket. With a compacted view a
-partition has two ranges: the view's below its horizon, the log's from there on.
+Timestamps become offsets as in Spark's Kafka source: the first record at or after the timestamp, in offset order. With
+a compacted view a partition has two ranges: the view's below its horizon, the log's from there on.
 """
 
 from __future__ import annotations
@@ -107,7 +106,6 @@ class OpenPartition:
         return first, max(first, after)
 
     def ranges(self) -> list[PartitionRange]:
-        """The ranges that the options select in this partition."""
         options = self.options
         start, end = self.offset_of(options.start), self.offset_of(options.end, is_end=True)
         if start > end and options.fail_on_data_loss and options.start.kind is options.end.kind:
@@ -224,7 +222,6 @@ def plan_read(store: ObjectStore, options: ReadOptions, *, now_ms: int | None = 
 
 
 def splits_of(opened: Sequence[OpenPartition], ranges: Sequence[PartitionRange], options: ReadOptions) -> list[Split]:
-    """The tasks that together read `ranges` of `opened`."""
     by_prefix = {each.name.prefix: each for each in opened}
     return plan_splits(
         ranges,

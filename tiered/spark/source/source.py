@@ -176,7 +176,6 @@ class SegmentsReader(DataSourceReader):
 def partition_rows(
     store: ObjectStore, layout: ExternalFormat | None, name: RemotePartitionName, table: TableOptions
 ) -> Iterator[Row]:
-    """The rows of one partition; `layout` None is our own."""
     from remote.cache.chunk_cache import ChunkCache
     from remote.manifest.commit_protocol import MetadataLog
     from tiered.inspect.segment_table import segment_rows
@@ -200,12 +199,10 @@ def read_arrow(
     """Decode the records that `options` select to Arrow batches in the workers: a fast path for jobs.
 
     A data source passes every record to the JVM, at about a third of a microsecond each. Here a task returns the result
-    of `function`, or the requested columns only. The DataFrame has one partition for each split. The tasks' function
-    contains the splits and options, so they do not appear in a plan that the UI shows.
+    of `function`, or the requested columns only (None: all but headers). Splits and options do not appear in the UI.
 
-    `columns` None: all but headers. `function` receives a task's batches and returns batches of `schema` (DDL), which
-    it requires; it must be picklable. Raises the errors of planning a read, and InvalidRequest for an unknown column or
-    a function without a schema.
+    `function` receives a task's batches and returns batches of `schema` (DDL), which it requires; it must be picklable.
+    Raises the errors of planning a read, and InvalidRequest for an unknown column or a function without a schema.
     """
     from tiered.spark.source.planning import plan_read
 

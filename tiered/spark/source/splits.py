@@ -1,8 +1,7 @@
 """Splits: tasks made of segment entries, as pure functions without Spark or a store.
 
 A `Split` is a run of neighbouring pieces of one partition, packed up to `split_bytes`. Larger segments are cut at batch
-starts, which their offset index names. Splits contain the entries of the plan's manifest: a job reads one state of the
-log.
+starts, which their offset index names.
 """
 
 from __future__ import annotations
@@ -58,8 +57,7 @@ class Piece:
 class ReadRange:
     """Offsets ``[start_offset, next_offset)`` of one partition to read, by the manifest `head_sequence`.
 
-    `prefix` is the prefix of the partition's keys in the store. Records of the `aborted` transactions are left out.
-    `pin` protects the manifest, None without a pin. `layout` is the bucket's (`remote.external.external_layout`).
+    Records of the `aborted` transactions are left out. `layout` is the bucket's (`remote.external.external_layout`).
     """
 
     topic: str
@@ -102,9 +100,8 @@ def plan_splits(
 ) -> list[Split]:
     """Tasks that together hold every batch of `ranges` once, in the order of the ranges and their offsets.
 
-    `index_of` returns a segment's offset index; it is called only for segments to cut, in parallel. Few decoded indexes
-    exist at a time. `partitions_min` makes smaller splits, as far as batches can be separated. `records_max` limits the
-    offsets of each.
+    `index_of` returns a segment's offset index; it is called only for segments to cut, in parallel. `partitions_min`
+    makes smaller splits, as far as batches can be separated. `records_max` limits the offsets of each.
     """
     ranges = [replace(each, segments=wanted_segments(each)) for each in ranges]
     if partitions_min is not None:
@@ -135,7 +132,6 @@ def plan_splits(
 
 
 def wanted_segments(each: PartitionRange) -> tuple[SegmentEntry, ...]:
-    """The entries that may hold an offset of the range; empty segments are left out."""
     return tuple(
         segment
         for segment in each.segments
@@ -145,7 +141,6 @@ def wanted_segments(each: PartitionRange) -> tuple[SegmentEntry, ...]:
 
 
 def _of_records(each: PartitionRange, records_max: int) -> Iterator[PartitionRange]:
-    """Divide a range into equal parts of at most `records_max` offsets, without parts that have no segment."""
     span = each.next_offset - each.start_offset
     shares = -(-span // records_max)
     bounds = [each.start_offset + share * span // shares for share in range(shares + 1)] if span else []
@@ -174,7 +169,6 @@ def trimmed(entries: Entries, segment: SegmentEntry, start_offset: int, next_off
 
 
 def is_partial(segment: SegmentEntry, start_offset: int, next_offset: int) -> bool:
-    """Whether the segment holds offsets outside the range."""
     return segment.base_offset < start_offset or segment.next_offset > next_offset
 
 

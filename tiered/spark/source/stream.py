@@ -1,11 +1,11 @@
 """A streaming read: the planner of its micro-batches, and the adapter to Spark's streaming engine.
 
-The planner lives in the driver as long as the query. Polling costs one small GET a partition, for the manifest after
-the last one seen, at most every POLL_MS. New partitions and topics are listed every LIST_MS.
+Polling costs one small GET a partition, for the manifest after the last one seen, at most every POLL_MS. New partitions
+and topics are listed every LIST_MS.
 
 A batch is planned on the newest manifests seen, without a pin: it is far shorter than the grace period. If an object is
-missing, the batch fails; at the restart of the query it is planned again, by newer manifests. A batch is a range of
-offsets. Its replay has the same offsets, with fewer records if compaction ran in between.
+missing, the batch fails; at the restart of the query it is planned again. A batch is a range of offsets: its replay has
+fewer records if compaction ran in between.
 
 Data loss means that the bucket lacks the checkpoint's next offsets: they are below the log start, or a partition or
 topic is missing or was created again. It is an error; with failOnDataLoss=false it is skipped.
@@ -159,7 +159,6 @@ class StreamPlanner:
         self._target = self._ends(self._newest_partitions())
 
     def newest(self) -> StreamPosition:
-        """The end of all present records."""
         seen = self._newest_partitions()
         return StreamPosition(offsets=self._ends(seen), topic_ids=_ids(seen))
 
@@ -197,8 +196,6 @@ class StreamPlanner:
         ranges = side_by_side(lambda one: one[0].ranges_between(one[1], one[2]), wanted)
         return splits_of(list(seen.values()), [part for each in ranges for part in each], self._options)
 
-    # --- the bucket ---------------------------------------------------------------------------------------------------
-
     def _newest_partitions(self) -> Partitions:
         now_ms = self._clock()
         is_due = now_ms - self._listed_ms >= LIST_MS
@@ -227,10 +224,7 @@ class StreamPlanner:
             return {name: each.edges[1] for name, each in seen.items()}
         return dict(zip(seen, side_by_side(lambda each: each.edges[1], seen.values()), strict=True))
 
-    # --- data loss ---------------------------------------------------------------------------------------------------
-
     def _checked(self, position: StreamPosition, seen: Partitions) -> Partitions:
-        """The partitions to read further. Raises NotFound if one of `position` is missing or was created again."""
         for name in sorted(position.offsets):
             each = seen.get(name)
             known_id = position.topic_ids.get(name.topic)
@@ -252,13 +246,9 @@ class StreamPlanner:
         if self._options.fail_on_data_loss:
             raise error.restated(f"{error.attempt}; data was lost, failOnDataLoss=false continues", **error.facts)
 
-    # --- admission by bytes ------------------------------------------------------------------------------------------
-
     def _within_bytes(
         self, seen: Partitions, starts: Offsets, ends: Offsets, bytes_max: int
     ) -> dict[TopicPartition, int]:
-        """Ends about `bytes_max` of batches behind `starts`, each partition with its share of the backlog."""
-
         def backlog(name: TopicPartition) -> int:
             """Bytes by the manifest alone; a part that is only partly inside counts by its share of offsets."""
             between = starts[name], ends[name]

@@ -1,12 +1,8 @@
 """One Spark task: fetch the pieces of its split, decode them, return Arrow batches.
 
 Data is fetched in windows of WINDOW_BYTES, the next one by a thread while one is decoded. All bytes pass the chunk
-checksums of `remote.fetch.range_reader` and the batch CRCs. The store is opened here, in the worker process: a client
-created before a fork hangs or fails after it. The batches have the row schema of Spark's Kafka source (TYPES): headers
-are null for a record without them.
-
-Keys and values are copied from the decoded buffer to Arrow's without becoming Python objects. Headers do become Python
-objects.
+checksums of `remote.fetch.range_reader` and the batch CRCs. The batches have the row schema of Spark's Kafka source
+(TYPES): headers are null for a record without them. Keys and values never become Python objects, headers do.
 """
 
 from __future__ import annotations
@@ -153,7 +149,6 @@ class _Fetch:
 
 
 def _tightened(remote: RemotePartition, split: Split, piece: Piece) -> Piece:
-    """The piece without the batches that are outside the split's offsets by its segment's index."""
     segment = piece.segment
     if not is_partial(segment, split.start_offset, split.next_offset):
         return piece
@@ -211,8 +206,7 @@ def _decoded(data: memoryview, piece: Piece, position: int) -> Iterator[Columns]
 # - Compaction, merging or encoding replaces it. Its offsets remain, some of its records perhaps not.
 #
 # The piece then continues with the newest manifest's entries for its offsets. Each task takes the same batches as
-# before, selected by their last offsets, which survive a rewriting. No record is read twice, and none is missed between
-# two tasks.
+# before, by their last offsets, which survive a rewriting: no record is read twice or missed between two tasks.
 
 
 def fallback_reads(
@@ -246,8 +240,6 @@ def _rows(store: ObjectStore, split: Split, start: int, end: int) -> list[Segmen
     return log.ask(manifest, lambda index: list(index.entries(start, end)))
 
 
-# The boundaries of a piece, compared with the batches there: an offset index is only a hint.
-#
 # An index may already have been wrong when it was copied. So the offsets of a piece decide which batches belong to it.
 # The bytes at both positions of the piece are compared with these offsets:
 #
@@ -262,7 +254,6 @@ def _rows(store: ObjectStore, split: Split, start: int, end: int) -> list[Segmen
 
 
 def of_piece(columns: Columns, piece: Piece) -> Columns:
-    """The records of the piece's own batches."""
     if piece.from_last <= 0 and piece.upto_last == OFFSET_MAX:
         return columns
     last_offsets = columns.table.last_offsets
@@ -297,7 +288,6 @@ def record_batches(columns: Columns, names: Sequence[str], topic: str, partition
 
 
 def _slices(columns: Columns, names: Sequence[str]) -> Iterator[slice]:
-    """Runs of rows, each as long as the bounds allow; only bytes of the wanted columns count."""
     weights = np.zeros(len(columns), np.int64)
     for name, lengths in (("key", columns.key_lengths), ("value", columns.value_lengths)):
         if name in names:
@@ -335,7 +325,6 @@ def _column(columns: Columns, name: str, topic: str, partition: int) -> pa.Array
 
 
 def _microseconds(columns: Columns, topic: str, partition: int) -> NDArray[np.int64]:
-    """The timestamps in microseconds. Raises InvalidRequest for one that does not fit, as one in nanoseconds."""
     strange = np.flatnonzero((columns.timestamps > _MS_MAX) | (columns.timestamps < -_MS_MAX))
     if len(strange):
         at = int(strange[0])
