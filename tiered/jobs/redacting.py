@@ -273,7 +273,8 @@ class Redactor:
         file = storage.create(path)
         try:
             for data, table in read_runs(remote, entry):
-                keep = ~self._found_in(data, table)
+                steps = kernels.decode_in_steps(data, verify=False, include_control=True, table=table)
+                keep = ~np.concatenate([np.empty(0, np.bool_), *map(self.erased.found_in, steps)])
                 erased += int((~keep).sum())
                 at += len(data)
                 stays = np.isin(table.last_offsets, lasts)
@@ -286,10 +287,6 @@ class Redactor:
         finally:
             file.close()
         return rows, size, erased
-
-    def _found_in(self, data: memoryview, table: BatchTable) -> Flags:
-        steps = kernels.decode_in_steps(data, verify=False, include_control=True, table=table)
-        return np.concatenate([np.empty(0, np.bool_), *map(self.erased.found_in, steps)])
 
 
 def _last_data_offsets(remote: RemotePartition, entry: SegmentEntry) -> NDArray[np.int64]:

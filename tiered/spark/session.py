@@ -45,12 +45,8 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",  # commands report their progress themselves
 }
-_ON_CLUSTERS = (
-    "spark.python.worker.faulthandler.enabled",
-    "spark.sql.session.timeZone",
-    "spark.ui.showConsoleProgress",
-)
-_ANYWHERE = {name: SETTINGS[name] for name in _ON_CLUSTERS}
+_ON_CLUSTERS = ("python.worker.faulthandler.enabled", "sql.session.timeZone", "ui.showConsoleProgress")
+_ANYWHERE = {f"spark.{name}": SETTINGS[f"spark.{name}"] for name in _ON_CLUSTERS}
 _PYTHONS = ("spark.pyspark.python", "spark.pyspark.driver.python")
 DEFAULT_MASTER = "local[*]"
 JAVA_MAJOR_MIN = 17  # Spark 4

@@ -217,14 +217,14 @@ def copy(
         work = CopyJob(source=job.tasks_of(bucket), target=target, plans=plans, now_ms=now_ms)
         done = job.carry_out(work, size, done="copied", description="rewrite copy")
     for plan, outcome in zip(plans, done, strict=True):
-        session.say(f"{_where(plan.name)}: {outcome.entries:,} of {counted(len(plan.entries), 'segment')}")
+        session.say(f"{plan.name.topic_partition}: {outcome.entries:,} of {counted(len(plan.entries), 'segment')}")
     rows_done = [
         CopiedPartition.of(each.name, each, segments=each.entries, differences=len(each.differences)) for each in done
     ]
     job.print(Copied(dry_run=False, partitions=rows_done))
     for each in done:
         for difference in each.differences:
-            click.echo(f"! {_where(each.name)}: {difference}", err=True)
+            click.echo(f"! {each.name.topic_partition}: {difference}", err=True)
     if job.should_stop():
         return job.interrupted("run the same command to resume")
     session.say(f"next: tiered scrub --deep --remote {target_url}")
@@ -263,7 +263,7 @@ def _run(session: Session, job: RewriteCommand, planner: Planner, storage_class:
         outcomes = job.carry_out(work, size, done="rewritten", description="rewrite", job_id=plans[0].job_id)
         done = list(zip(plans, outcomes, strict=True))
     for plan, outcome in done:
-        session.say(f"{_where(plan.name)}: {outcome.groups - outcome.given_up} of {len(plan.groups)} groups")
+        session.say(f"{plan.name.topic_partition}: {outcome.groups - outcome.given_up} of {len(plan.groups)} groups")
     job.print(Rewritten(dry_run=False, partitions=[RewrittenPartition.of(plan.name, each) for plan, each in done]))
     if job.should_stop():
         return job.interrupted("finished segments are committed, run the same command to resume")
@@ -272,12 +272,13 @@ def _run(session: Session, job: RewriteCommand, planner: Planner, storage_class:
 
 def _report(session: Session, done: list[tuple[RewritePlan, RewriteOutcome]]) -> Exit:
     for plan, outcome in done:
+        where = plan.name.topic_partition
         if outcome.given_up:
             groups = counted(outcome.given_up, "group")
-            session.warn(f"{_where(plan.name)}: {groups} not rewritten: another writer or job replaced their segments")
+            session.warn(f"{where}: {groups} not rewritten: another writer or job replaced their segments")
         if not outcome.is_complete:
             groups = counted(len(plan.groups) - outcome.groups, "group")
-            session.warn(f"{_where(plan.name)}: {groups} not rewritten: too many pending deletes")
+            session.warn(f"{where}: {groups} not rewritten: too many pending deletes")
     if any(outcome.given_up for _, outcome in done):
         session.warn("some segments are not rewritten; run the same command again")
         return Exit.CONFLICT
@@ -285,10 +286,6 @@ def _report(session: Session, done: list[tuple[RewritePlan, RewriteOutcome]]) ->
         return Exit.DONE
     session.warn("some segments are not rewritten; run the same command again after the grace period")
     return Exit.FINDINGS
-
-
-def _where(name: RemotePartitionName) -> str:
-    return f"{name.topic}/{name.partition}"
 
 
 class WrappedKeys(Struct):

@@ -242,8 +242,8 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
         return unit.split.size_bytes
 
     def worker(self) -> Callable[[Sequence[_Task]], list[list[ExportedFile] | LogError]]:
-        write = _writing(self._target, self._request, self._codec)
-        return lambda tasks: [write(task) for task in tasks]
+        target, request, codec = self._target, self._request, self._codec
+        return lambda tasks: [_written(target, request, codec, task) for task in tasks]
 
     def commit(self, results: Sequence[tuple[_Task, list[ExportedFile] | LogError]]) -> None:
         """Record a finished wave; splits are in offset order: the rest of a partition is behind its last record."""
@@ -323,26 +323,20 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
             raise Corrupt("cannot read the record of an export, it is not JSON", object=self._key(name)) from error
 
 
-def _writing(target: Bucket, request: ReadOptions, codec: Codec) -> Callable[[_Task], list[ExportedFile]]:
-    def write(task: _Task) -> list[ExportedFile]:
-        from tiered.spark.source.task import read_split
+def _written(target: Bucket, request: ReadOptions, codec: Codec, task: _Task) -> list[ExportedFile]:
+    from tiered.spark.source.task import read_split
 
-        split = task.split
-        files = []
-        with target.opened() as store, target.scratch() as directory:
-            for written in _files(directory, codec, read_split(split, request, COLUMNS)):
-                name = f"{split.partition}-{written.base_offset:020d}-{task.job_id}-{task.wave:06d}.parquet"
-                key = f"topic={split.topic}/date={written.date}/{name}"
-                size_bytes = _upload(store, key, written.path)
-                os.unlink(written.path)
-                place = {"topic": split.topic, "partition": split.partition}
-                offsets = {"base_offset": written.base_offset, "next_offset": written.next_offset}
-                files.append(
-                    ExportedFile(key=key, records=written.records, size_bytes=size_bytes, **place, **offsets)  # type: ignore[arg-type]
-                )
-        return files
-
-    return write
+    split, files = task.split, []
+    with target.opened() as store, target.scratch() as directory:
+        for written in _files(directory, codec, read_split(split, request, COLUMNS)):
+            name = f"{split.partition}-{written.base_offset:020d}-{task.job_id}-{task.wave:06d}.parquet"
+            key = f"topic={split.topic}/date={written.date}/{name}"
+            size_bytes = _upload(store, key, written.path)
+            os.unlink(written.path)
+            place = {"topic": split.topic, "partition": split.partition}
+            offsets = {"base_offset": written.base_offset, "next_offset": written.next_offset}
+            files.append(ExportedFile(key=key, records=written.records, size_bytes=size_bytes, **place, **offsets))  # type: ignore[arg-type]
+    return files
 
 
 def _upload(store: ObjectStore, key: str, path: str) -> int:

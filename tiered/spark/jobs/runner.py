@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar, Unpack, cast
 
@@ -367,13 +368,13 @@ def _as_job(groups: DataFrame, bucket: Bucket, layout: _Layout, parts: int) -> l
     """Run the one action, exactly once, because it has effects."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that every Spark program uses
 
-    keys = _placed(groups, parts, "part").mapInArrow(_pass_one(bucket, layout), _KEYS)
-    offsets = _placed(keys, layout.first_buckets[-1], "bucket").mapInArrow(_newest(layout), _OFFSETS)
+    keys = _placed(groups, parts, "part").mapInArrow(partial(_pass_one, bucket, layout), _KEYS)
+    offsets = _placed(keys, layout.first_buckets[-1], "bucket").mapInArrow(partial(_newest, layout), _OFFSETS)
     nothing = F.lit(None)
     # A group that lost every record is rewritten too: its plan is a row of its own.
     every = offsets.select(nothing.cast("int").alias("tp"), "slot", "offsets", nothing.cast("binary").alias("plan"))
     every = every.unionByName(groups.select("tp", "slot", nothing.cast("binary").alias("offsets"), "plan"))
-    return _placed(every, layout.first_slots[-1], "slot").mapInArrow(_pass_two(bucket), _RESULTS).collect()
+    return _placed(every, layout.first_slots[-1], "slot").mapInArrow(partial(_pass_two, bucket), _RESULTS).collect()
 
 
 def _placed(frame: DataFrame, tasks: int, column: str) -> DataFrame:
@@ -382,17 +383,14 @@ def _placed(frame: DataFrame, tasks: int, column: str) -> DataFrame:
     return cast("DataFrame", by_number(tasks, column)) if by_number else frame.repartition(tasks, column)
 
 
-def _pass_one(bucket: Bucket, layout: _Layout) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        buckets, firsts = layout.buckets, layout.first_buckets
-        rows = (
-            (firsts[tp] + number, tp, string)
-            for tp, run in _combined(bucket, layout, batches)
-            for number, string in compaction_passes.parted(run, buckets[tp])
-        )
-        yield from _as_batches(rows, _KEYS)
-
-    return work
+def _pass_one(bucket: Bucket, layout: _Layout, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    buckets, firsts = layout.buckets, layout.first_buckets
+    rows = (
+        (firsts[tp] + number, tp, string)
+        for tp, run in _combined(bucket, layout, batches)
+        for number, string in compaction_passes.parted(run, buckets[tp])
+    )
+    yield from _as_batches(rows, _KEYS)
 
 
 def _combined(bucket: Bucket, layout: _Layout, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, KeyRun]]:
@@ -412,41 +410,35 @@ def _combined(bucket: Bucket, layout: _Layout, batches: Iterator[pa.RecordBatch]
         yield from ((at, run) for run in combiner.rest())
 
 
-def _newest(layout: _Layout) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        strings: dict[tuple[int, int], list[bytes]] = {}
-        for number, tp, string in _rows_of(batches):
-            strings.setdefault((number, tp), []).append(string)
-        firsts = layout.first_slots
-        rows = (
-            (firsts[tp] + group, offsets)
-            for (number, tp) in sorted(strings)
-            for group, offsets in compaction_passes.by_group(
-                compaction_passes.newest(strings.pop((number, tp))), np.array(layout.bases[tp], np.int64)
-            )
+def _newest(layout: _Layout, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    strings: dict[tuple[int, int], list[bytes]] = {}
+    for number, tp, string in _rows_of(batches):
+        strings.setdefault((number, tp), []).append(string)
+    firsts = layout.first_slots
+    rows = (
+        (firsts[tp] + group, offsets)
+        for (number, tp) in sorted(strings)
+        for group, offsets in compaction_passes.by_group(
+            compaction_passes.newest(strings.pop((number, tp))), np.array(layout.bases[tp], np.int64)
         )
-        yield from _as_batches(rows, _OFFSETS)
+    )
+    yield from _as_batches(rows, _OFFSETS)
 
-    return work
 
-
-def _pass_two(bucket: Bucket) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        strings: dict[int, list[bytes]] = {}
-        plans: dict[int, tuple[int, bytes]] = {}
-        for tp, slot, offsets, plan in _rows_of(batches):
-            if plan is None:
-                strings.setdefault(slot, []).append(offsets)
-            else:
-                plans[slot] = tp, plan
-        assert strings.keys() <= plans.keys(), "offsets of an unplanned group"
-        rows = (
-            (tp, pickle.dumps(_rewrite(bucket, pickle.loads(plan), strings.pop(slot, []))))  # noqa: S301 - our own
-            for slot, (tp, plan) in sorted(plans.items())
-        )
-        yield from _as_batches(rows, _RESULTS)
-
-    return work
+def _pass_two(bucket: Bucket, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    strings: dict[int, list[bytes]] = {}
+    plans: dict[int, tuple[int, bytes]] = {}
+    for tp, slot, offsets, plan in _rows_of(batches):
+        if plan is None:
+            strings.setdefault(slot, []).append(offsets)
+        else:
+            plans[slot] = tp, plan
+    assert strings.keys() <= plans.keys(), "offsets of an unplanned group"
+    rows = (
+        (tp, pickle.dumps(_rewrite(bucket, pickle.loads(plan), strings.pop(slot, []))))  # noqa: S301 - our own
+        for slot, (tp, plan) in sorted(plans.items())
+    )
+    yield from _as_batches(rows, _RESULTS)
 
 
 def _rewrite(bucket: Bucket, plan: CompactionPlan, strings: list[bytes]) -> GroupResult:
