@@ -139,7 +139,7 @@ def test_more_dates_than_open_files_give_several_files_for_a_date(tmp_path):
     )
     found = [offset for each in written for offset in pyarrow.parquet.read_table(each.path)["offset"].to_pylist()]
     assert sorted(found) == list(range(2 * len(days)))
-    assert all(each.last_offset - each.first_offset == 1 for each in written)
+    assert all(each.next_offset - each.base_offset == 2 for each in written)
 
 
 @pytest.mark.parametrize("waves_done", [0, 1, 2])
