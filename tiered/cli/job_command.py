@@ -72,7 +72,6 @@ class BucketCommand:
 
     @contextmanager
     def stoppable(self) -> Iterator[None]:
-        """Within the block a signal only asks to stop."""
         with stop_signals() as self._stop:
             yield
 
@@ -406,7 +405,6 @@ def report_findings(name: TopicPartition, found: Sequence[Finding]) -> None:
 
 
 def findings_code(found: Sequence[Finding]) -> Exit:
-    """Return CORRUPTION if a segment is unreadable, FINDINGS for any other finding, else DONE."""
     from local.verify.findings import Severity
 
     if any(each.severity is Severity.CORRUPT for each in found):

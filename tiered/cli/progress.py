@@ -295,7 +295,6 @@ def byte_progress(session: Session, verb: str, size_bytes: int, *, bar_least_byt
 
 
 def byte_lines(say: Callable[[str], None], verb: str, size_bytes: int, clock: Clock = time.monotonic) -> Advance:
-    """Return a callback for finished bytes that prints a line with the rate and the remaining time."""
     from tiered.config.units import format_bytes
 
     lines, started_s = Lines(say, clock), clock()
@@ -329,7 +328,6 @@ def _byte_columns() -> Sequence[ProgressColumn]:
 
 @contextmanager
 def copy_progress(session: Session, manager: LogManager) -> Iterator[None]:
-    """Report the copies of all partitions of a manager, as `copy_progress_of`."""
     with copy_progress_of(session) as report:
         if report is not None:
             for held in manager.partitions.all():

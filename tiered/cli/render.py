@@ -274,10 +274,7 @@ def _write_rich(block: Sequence[Sequence[str]], columns: Sequence[Column]) -> No
 
 
 def _fitting(block: Sequence[Sequence[str]], columns: Sequence[Column], room: int) -> list[int] | None:
-    """Return the column widths on a terminal of `room`; None if they do not fit.
-
-    Long texts wrap, the widest first, down to FOLDED_MIN. Numbers, names and headings never wrap.
-    """
+    """Return the column widths on a terminal of `room`, None if they do not fit; only long texts wrap."""
     lines = [[column.title for column in columns], *block]
     widths = [max(_width(cells[at]) for cells in lines) for at in range(len(columns))]
     surplus = sum(widths) + 2 * (len(widths) - 1) - room

@@ -162,7 +162,6 @@ class CompactionOutcome:
     bytes_after: int = 0
 
     def then(self, other: CompactionOutcome) -> CompactionOutcome:
-        """The sum of this round and the next one."""
         names = ("rows_before", "rows_after", "given_up", "records_before", "records_after")
         both = {name: getattr(self, name) + getattr(other, name) for name in (*names, "bytes_before", "bytes_after")}
         upto = max(self.upto_offset, other.upto_offset)
@@ -230,8 +229,6 @@ def plan_compaction(
 
 
 class PlanOptions(TypedDict, total=False):
-    """Optional arguments of `plan_compaction`."""
-
     start_offset: int
     upto_offset: int | None
     group_bytes: int

@@ -269,7 +269,6 @@ class CopyJob(BucketJob[CopyUnit, SegmentEntry, CopyOutcome]):
             self._committed[number] += entries
 
     def outcomes(self) -> list[CopyOutcome]:
-        """Finish and compare the complete copies; return the outcomes of the partitions without an error."""
         found: list[CopyOutcome] = []
         for number, plan in enumerate(self.plans):
             if number not in self.failures.first:

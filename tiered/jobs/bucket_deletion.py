@@ -70,8 +70,6 @@ class Freed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionPlan(Freed):
-    """The objects and manifests that are due in one partition."""
-
     name: RemotePartitionName
     epoch: int
     rules: PartitionRules

@@ -311,7 +311,6 @@ def both_passes(
     keys: KeyRing = NO_KEYS,
     buffer: Buffer | None = None,
 ) -> list[GroupResult]:
-    """Run both passes of all groups in this process; the arguments are those of `compact_partition`."""
     works = [GroupWork(store, plan, each, storage=storage, directory=directory, keys=keys) for each in plan.groups]
     newest = newest_by_group(plan, (run for work in works for run in work.newest_keys(buffer or Buffer())))
     return [work.rewrite(newest[group.number]) for work, group in zip(works, plan.groups, strict=True)]
@@ -415,7 +414,6 @@ class Combiner:
 
 
 def records_held(buffer_bytes: int) -> int:
-    """Return the number of records of one combine step, at least one."""
     return max(1, buffer_bytes // 32)
 
 

@@ -6,11 +6,10 @@
    and uploaded segment by segment. Attempts may fail and run twice: object names are never reused.
 3. `commit_ingest`, in one process: one manifest for each partition, which names the segments of the winning attempts.
 
-**Offsets.** A task does not know how many records the other tasks have, so it has an offset range of its own: task t of
-a partition gives offsets from ``start + t * span``, where `start` is the bucket's end. A repeated attempt gives the
-same offsets, and only one attempt is committed, so no offset is given twice. Tasks follow one another by number. The
-unused end of a range is a gap, as in a compacted log: the entry before it reaches up to the next entry's base offset.
-With a span of None there are no gaps; then one task must have all records of a partition.
+**Offsets.** Task t of a partition gives offsets from ``start + t * span``; `start` is the bucket's end. A repeated
+attempt gives the same offsets, and only one attempt is committed, so no offset is given twice. The unused end of a
+range is a gap, as in a compacted log: the entry before it reaches up to the next entry's base offset. With a span of
+None there are no gaps; then one task must have all records of a partition.
 
 **Exactly once.** A partition whose manifest has the job's note (`remote.manifest.manifest_changes`) is skipped. The
 `turn` of a stream is its batch number: a turn at or below the noted one is already committed.

@@ -34,10 +34,7 @@ from tiered.partition.partition import Partition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotatedPartition:
-    """Result for one partition; in a dry run `rewrapped` segments, `sealed` manifests and pages would be changed.
-
-    `used` counts segments by their former wrapping key. `key_id` is the topic's key, None without encryption.
-    """
+    """Result for one partition, also of a dry run; `used` counts segments by their former wrapping key."""
 
     partition: TopicPartition
     used: Mapping[str, int]

@@ -210,8 +210,6 @@ def scan_keys(
 
 
 class ScanUnit(NamedTuple):
-    """One segment or view part to read."""
-
     number: int
     prefix: str
     entry: SegmentEntry

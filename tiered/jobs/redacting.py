@@ -335,8 +335,6 @@ def run_redaction(
 
 
 class ViewUnit(NamedTuple):
-    """One view to rewrite, with its partition's plan without groups."""
-
     number: int
     plan: RewritePlan
     settings: Mapping[str, str]

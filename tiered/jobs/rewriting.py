@@ -406,8 +406,6 @@ class GroupRewriter(Protocol):
 
 
 class RewriteUnit(NamedTuple):
-    """A group, with its plan without the groups."""
-
     number: int
     plan: RewritePlan
     group: RewriteGroup

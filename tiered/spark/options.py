@@ -43,8 +43,6 @@ class Use(Flag):
 
 
 class Kind(Enum):
-    """The type of a value; the text describes its form."""
-
     TEXT = "text"
     FLAG = "true or false"
     WORD = "one of"
@@ -252,8 +250,6 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentsOptions:
-    """The options of one ``load()`` of the table of segments."""
-
     read: ReadOptions
     prices: PriceTable = field(default=BUILT_IN, repr=False)
 

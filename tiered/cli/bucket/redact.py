@@ -155,7 +155,6 @@ class _Work:
             )
 
     def rewrite(self, plans: Sequence[Redaction]) -> tuple[list[RewriteOutcome], Exit]:
-        """Rewrite views and segments; warn about the first error of each partition, and return their exit code."""
         from tiered.jobs.redacting import run_redaction
 
         errors: dict[int, LogError] = {}

@@ -1,8 +1,4 @@
-"""``tiered append``: append lines of a file, or JSON lines, as records.
-
-Input that was read is never discarded: a bad line, a signal or an error ends the command after the records before it
-are appended, and the count is printed.
-"""
+"""``tiered append``: append lines of a file, or JSON lines, as records. Input that was read is never discarded."""
 
 from __future__ import annotations
 

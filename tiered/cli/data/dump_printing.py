@@ -135,7 +135,6 @@ def dump_file(session: Session, request: Request) -> int:
 
 @contextmanager
 def _opened(session: Session, request: Request) -> Iterator[FileSource]:
-    """Open the target. Options of the configured store apply to a url in that store."""
     target = request.target
     if "://" not in target and is_encrypted(target):
         target = url_in_bucket(target) or target  # its key is in the bucket's manifests
@@ -203,7 +202,6 @@ def dump_partition(session: Session, request: Request) -> int:
 
 
 def _start_offset(reader: TieredReader, partition: TopicPartition, wanted: int | None) -> int:
-    """Return `wanted`, clamped to the log. An offset on the disk needs no request."""
     if wanted is not None and reader.source(partition).is_local(wanted):
         return wanted
     start, following = reader.offsets(partition)

@@ -375,7 +375,6 @@ def _files(directory: str, codec: Codec, batches: Iterator[pa.RecordBatch]) -> I
 
 class _DayFile:
     def __init__(self, directory: str, date: str, batch: pa.RecordBatch, codec: Codec) -> None:
-        """`batch` is the first batch to add: it determines the file's name and columns."""
         from pyarrow.parquet import ParquetWriter
 
         self.date, self.records, self._schema = date, 0, batch.schema

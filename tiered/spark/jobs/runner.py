@@ -103,7 +103,6 @@ _GROUP, _DESCRIPTION = "spark.jobGroup.id", "spark.job.description"
 
 @contextmanager
 def named_job(spark: SparkSession, description: str, group: str | None = None) -> Iterator[None]:
-    """Set the description, and the job group if given, of all Spark jobs inside the block."""
     context = spark.sparkContext
     before = {name: context.getLocalProperty(name) for name in (_GROUP, _DESCRIPTION)}
     if group is not None:

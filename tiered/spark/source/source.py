@@ -142,8 +142,6 @@ class SegmentsSource(DataSource):
 
 
 class SegmentsReader(DataSourceReader):
-    """Lists partitions in one process and reads their manifests in others."""
-
     def __init__(self, options: SegmentsOptions, names: tuple[str, ...]) -> None:
         self._options, self._names = options, names
 

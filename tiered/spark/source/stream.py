@@ -73,8 +73,7 @@ class StreamPosition:
     | ``"@since": {"orders":{"0":100}}`` | the begin of the batch that ends here, if its start position lacks it |
     | ``"@initial": true`` | no batch was read: a restart may choose another start |
 
-    With the last two, a planned batch is the same batch after a restart: Spark does not store the initial offsets, and
-    `latest` or the begin of a new partition's log may change. No topic name begins with ``@``.
+    With the last two, a planned batch is the same batch after a restart: Spark does not store the initial offsets.
     """
 
     offsets: Offsets
