@@ -210,10 +210,7 @@ def command(
     has_progress: bool = False,
     **attributes: Any,  # noqa: ANN401 - click's
 ) -> Callable[[Callable[..., object]], Any]:
-    """Make a command of a function, with its docstring as help, and add the command to `group`.
-
-    The function gets the session if it has a parameter for it. `example` omits the program's name.
-    """
+    """Make a command of a function, with its docstring as help, and add the command to `group`."""
 
     def declared(function: Callable[..., object]) -> click.Command:
         hints = get_type_hints(function)

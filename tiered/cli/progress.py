@@ -92,10 +92,7 @@ class Progress:
         return report
 
     def track(self, work: object, done: int, total: int) -> None:
-        """Set the finished part of one piece of work; its first report adds `total` to the expected work.
-
-        A piece that starts again counts only beyond its previous progress.
-        """
+        """Set the finished part of one piece of work; its first report adds `total` to the expected work."""
         with self._lock:
             if work not in self._tracked:
                 self._tracked[work] = 0

@@ -175,10 +175,7 @@ class Session:
                 raise
 
     def set_up_logging(self, *, is_daemon: bool = False, reports_problems: bool = False) -> None:
-        """Log to stderr: warnings; with -v or in a daemon every change; with --debug all of this package.
-
-        `reports_problems`: the command prints problems, the manager's log omits them.
-        """
+        """Log warnings to stderr, more with -v, --debug or in a daemon; `reports_problems`: without problems."""
         import logging
 
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)

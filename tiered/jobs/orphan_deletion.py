@@ -68,8 +68,7 @@ class Garbage(msgspec.Struct, frozen=True, kw_only=True):
 class GarbageList(msgspec.Struct, frozen=True, kw_only=True):
     """The orphans at `listed_ms`. `more` counts orphans above the list's limit.
 
-    Partitions that could not be checked are named by prefix, with the reason: `left_out` are damaged, `refused` are
-    denied by the store or lack a key in the key ring.
+    Partitions that could not be checked have a reason by prefix: `left_out` are damaged, `refused` are denied.
     """
 
     schema_version: int = SCHEMA_VERSION

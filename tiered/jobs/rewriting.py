@@ -273,8 +273,8 @@ def cost_of(
 ) -> RewriteCost:
     """Return the cost to read `entries` and write them as one segment, assumed as large as its records.
 
-    Indexes are in STANDARD, for any class of the data. After the upload both objects are asked for their sizes. With
-    `replaced_ms` the old objects are deleted at this time: a class still bills the rest of its minimum storage time.
+    Indexes are in STANDARD, for any class of the data. With `replaced_ms` the old objects are deleted at this time: a
+    class still bills the rest of its minimum storage time.
     """
     size = sum(entry.size_bytes for entry in entries)
     puts, to = upload_requests(size), prices.of(encoding.storage_class)

@@ -72,10 +72,7 @@ def spark_session(app_name: str, master: str = "local[2]", **conf: str) -> Spark
 
 
 def launched_session(app_name: str, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """A running session with our sources registered; the caller stops it.
-
-    `master` None: `spark-submit`'s if it started this process, else `DEFAULT_MASTER`. Raises as `spark_session`.
-    """
+    """As `spark_session`; `master` None: `spark-submit`'s if it runs this process, else `DEFAULT_MASTER`."""
     ensure_pyspark()
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         ensure_java()
