@@ -3,9 +3,8 @@
 The run uses its own directory and its own prefix in a bucket, and removes both at its end or failure. A killed process
 leaves them, with names that begin with ``tiered-bench-``.
 
-Each figure has a reference: system calls or the store's operations on the same bytes in the same run.
-Times are elapsed times and include other work on the machine. The page cache is warm after a write: reads measure our
-code, not the disk.
+Each figure has a reference: system calls or the store's operations on the same bytes in the same run. Times include
+other work on the machine. The page cache is warm after a write: reads measure our code, not the disk.
 """
 
 from __future__ import annotations
@@ -201,12 +200,10 @@ class Bench:
         self.check()
 
     def note_each(self, name: str, size_bytes: int, seconds: Sequence[float], raw: Sequence[float] = ()) -> None:
-        """Record a figure of operations that were timed one by one."""
         percentiles = {"latencies_ms": percentiles_ms(seconds), "reference_latencies_ms": percentiles_ms(raw)}
         self.note(name, len(seconds), size_bytes, sum(seconds), sum(raw) if raw else None, **percentiles)
 
     def timed(self, do: Callable[[], object]) -> float:
-        """Seconds of a call of `do`."""
         started_s = self.clock()
         do()
         return self.clock() - started_s
@@ -270,13 +267,10 @@ def run_benchmark(
 
 
 def predict_requests(*, now_ms: int, options: BenchOptions | None = None) -> RequestCounts:
-    """Return the requests of a run to a bucket, clean-up included, counted in a rehearsal against memory.
-
-    The URL is not that of a memory store: for other stores a manager first checks races of creates
-    (`tiered.stores.store_check`).
-    """
+    """Return the requests of a run to a bucket, clean-up included, counted in a rehearsal against memory."""
     options = options or BenchOptions()
     options.check()
+    # Not the URL of a memory store: for other stores a manager first checks races of creates.
     store = MeteredStore(MemoryStore("rehearsal://bucket"))
     with _place(tempfile.gettempdir()) as root, emptied(store):
         measure_bucket(Bench(root=root, options=options, now_ms=now_ms), store)
@@ -294,7 +288,6 @@ def emptied(store: ObjectStore) -> Iterator[None]:
 
 
 def machine() -> dict[str, str]:
-    """The machine and the software of the figures."""
     return {
         "tiered": __version__,
         "python": platform.python_version(),
@@ -494,7 +487,6 @@ def _random_reads(path: str, sizes: Sequence[int], chance: Random) -> Iterator[b
 
 
 def folder_store(root: str) -> ObjectStore:
-    """A store in a folder below `root`."""
     path = os.path.join(root, "bucket")
     os.makedirs(path)
     return open_store(file_url(path), {})
@@ -593,7 +585,5 @@ def _random_gets(bench: Bench, store: ObjectStore, chance: Random) -> Iterator[i
 
 
 class _Borrowed(MeteredStore):
-    """A store whose user does not own it."""
-
     def close(self) -> None:
         """Do nothing: the owner of the run closes the store."""

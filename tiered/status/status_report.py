@@ -106,7 +106,6 @@ class StatusReport:
 
     @property
     def is_reported(self) -> bool:
-        """Whether a manager has recently reported maintenance."""
         return self.work is not None and self.work.is_at_work(self.now_ms)
 
     @property
@@ -216,8 +215,7 @@ def snapshots_at_hand(manager: LogManager, now_ms: int, topics: Iterable[str] | 
 def unread_partitions(manager: LogManager, topics: Iterable[str] | None = None) -> dict[TopicPartition, LogError]:
     """Return the partitions of some topics (None: all) with an unreadable tier, and the errors.
 
-    A partition that did not open has no figures; one with an unread manifest has none of the remote tier. Problems that
-    leave both tiers readable are not included.
+    A partition that did not open has no figures; one with an unread manifest has none of the remote tier.
     """
     problems = dict(manager.problems)
     wanted = None if topics is None else set(topics)

@@ -408,7 +408,6 @@ def _dollars(manager: LogManager) -> dict[str, float] | None:
 
 
 def _known_sum(values: Iterable[Figure | None], zero: Figure | int = 0) -> Figure | int | None:
-    """Return the sum; None if a figure is unknown."""
     known = list(values)
     return None if None in known else sum((each for each in known if each is not None), zero)
 

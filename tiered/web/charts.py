@@ -143,10 +143,7 @@ def time_chart(
     top_of: Callable[[float], float] = nice_top,
     rules: Sequence[tuple[int, str]] = (),
 ) -> Html:
-    """Draw lines over ``[since_ms, until_ms]``, from zero; `show` formats a value.
-
-    `words` describe the chart; `rules` are labelled vertical lines; `top_of` is the scale.
-    """
+    """Draw lines over ``[since_ms, until_ms]``, from zero; `show` formats a value, `top_of` is the scale."""
     values = [value for line in lines for run in line.runs for _, value in run]
     frame = _Frame(_SMALL, since_ms, max(until_ms, since_ms + 1), top_of(max(values, default=0.0)))
     named = [line for line in lines if line.name and line.runs]
@@ -260,7 +257,6 @@ class _Frame:
         return self.size.height - self.size.bottom
 
     def steps(self) -> list[float]:
-        """The values of the horizontal lines."""
         return [self.top * step / _TICKS for step in range(_TICKS + 1)]
 
 

@@ -53,10 +53,7 @@ def render(
     script: str | None = None,
     **facts: object,
 ) -> str:
-    """Render a page. `here` is the path of its section, `age` the age of its data, `script` a module.
-
-    A page with `refresh_s` refreshes with and without the script.
-    """
+    """Render a page of the section `here`. With `refresh_s` it refreshes with and without the `script`."""
     given = {"here": here, "now_ms": now_ms, "age": age, "refresh_s": refresh_s, "script": script}
     return _ENVIRONMENT.get_template(template).render(title=title, **given, **facts)
 
@@ -73,10 +70,9 @@ def asset(name: str) -> str:
 
 
 class ListPage(Generic[T]):
-    """The rows of the requested page of a list, or of its last page. `number` and `last` count pages from 1."""
+    """The rows of the requested page of a list, or of its last page. Pages count from 1, the default."""
 
     def __init__(self, rows: Sequence[T], query: Mapping[str, str]) -> None:
-        """An invalid ``page`` in the query is the first page."""
         text = query.get("page", "")
         requested = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 1
         self.count, self.last = len(rows), max(1, -(-len(rows) // ROWS_ON_A_PAGE))
@@ -124,7 +120,6 @@ def _or_dash(show: Callable[[Any], str]) -> Callable[[Any], str]:
 
 
 def component(name: str, template: str) -> Callable[..., Html]:
-    """Return a macro of a template."""
     found: Callable[..., Html] = getattr(_ENVIRONMENT.get_template(template).module, name)
     return found
 

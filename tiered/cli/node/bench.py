@@ -170,7 +170,6 @@ def _store(session: Session, *, remote: bool) -> Iterator[ObjectStore | None]:
 
 
 def _predict(session: Session, options: BenchOptions, output: str, *, remote: bool, dry_run: bool, yes: bool) -> None:
-    """Print the requests and cost of a run, and ask. Raises NotFound and InvalidRequest."""
     from policies.cost.storage_cost import request_cost
     from tiered.bench.benchmark import predict_requests
 

@@ -230,7 +230,6 @@ class _Loop:
         return Exit.DONE
 
     def _reload(self) -> None:
-        """Reload the configuration. An unreadable one changes nothing."""
         self._service.reloading()
         try:
             done = self._worker.manager.topics.reload(self._session.config(), now_ms=now_ms())
@@ -295,8 +294,7 @@ def web(
 def serving_pages(session: Session, option: str, listen: str, pages: Pages, access: AccessControl) -> Iterator[None]:
     """Serve the pages at the address from `option` within the block.
 
-    Prints address and generated token on stderr. Raises InvalidRequest for an unusable address and for a file without a
-    token or a certificate, NotFound for a missing file.
+    Raises InvalidRequest for an unusable address, token or certificate, NotFound for a missing file.
     """
     from tiered.web.http.server import WebServer, is_loopback, parse_address
 

@@ -250,7 +250,6 @@ def _nothing_here(session: Session) -> str:
 
 
 def paused_lines(report: StatusReport) -> list[str]:
-    """Return a line for each topic with paused uploads."""
     rows = [TopicFigures.of_fields(topic_row(report, topic)) for topic in report.topics]
     return [_paused_line(row, report.now_ms) for row in rows if row.is_paused]
 
@@ -335,7 +334,6 @@ class Synced(Result):
 
 
 def sync_columns(now_ms: int) -> tuple[Column, ...]:
-    """Return the columns of the table, some of which combine facts."""
     return (
         Column("topic", "TOPIC"),
         Column("partition", "PART", is_number=True),

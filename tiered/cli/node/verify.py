@@ -207,14 +207,6 @@ def _verified(
 def verify_remote(
     session: Session, targets: tuple[str, ...], sample: Sample | None, output: str, *, deep: bool, threads: int | None
 ) -> int:
-    """Check the bucket and print the findings.
-
-    | exit code | condition |
-    |---|---|
-    | 4 | damage |
-    | 5 | the bucket lacks data that this disk dropped |
-    | 3 | other findings |
-    """
     from tiered.cli.job_command import lost_partitions, open_bucket
     from tiered.health.bucket_verifying import verify_bucket
     from tiered.health.scrub import THREADS

@@ -88,7 +88,6 @@ def page(status: HTTPStatus, title: str, words: str, *, is_problem: bool = False
 
 
 def target_of(scope: Scope) -> str:
-    """Return the requested path with its query."""
     query = scope["query_string"].decode("latin-1")
     path = scope["raw_path"].decode("latin-1")
     return f"{path}?{query}" if query else path

@@ -160,10 +160,7 @@ def _same(one: str, other: str) -> bool:
 
 
 class WebServer(ServerInThread):
-    """Serves the pages to requests that pass the gate.
-
-    Logs the first, the tenth, the hundredth wrong token and so on.
-    """
+    """Serves the pages to requests that pass the gate. Logs wrong token 1, 10, 100 and so on."""
 
     def __init__(
         self, host: str, port: int, pages: Pages, gate: Gate, *, option: str = "--listen", tls: Tls | None = None
@@ -261,8 +258,7 @@ class MetricsServer(ServerInThread):
     ) -> None:
         """`answers` by path; `pages` answers all others, on a loopback address alone. Port 0: any free port.
 
-        `answer_s` limits the time to compute a response. A request by name must use `host`, a name of this machine or
-        one of `hosts`. Raises InvalidRequest for an unusable address or certificate.
+        A request by name must use `host`, a name of this machine or one of `hosts`. Raises as `WebServer`.
         """
         is_own = is_loopback(host)
         names = {host, *hosts, *(() if is_own else own_names())}
@@ -293,7 +289,6 @@ class MetricsServer(ServerInThread):
 
 
 def metrics_answer(text: Callable[[Form], str]) -> Answer:
-    """Return a function that answers with the metrics in the requested format."""
 
     def answer(accept: str) -> Answered:
         form = form_of(accept)

@@ -77,7 +77,6 @@ class Places:
         self._waiting[connection] = None
 
     def work(self, connection: BoundConnection) -> None:
-        """Mark the connection as being answered."""
         self._waiting.pop(connection, None)
         self._busy.add(connection)
 

@@ -111,7 +111,6 @@ def cost_page(simulation: CostSimulation) -> str:
 
 
 def _kinds(costs: Sequence[tuple[str, ScenarioCost]]) -> dict[str, object]:
-    """Return costs with their names and bars, and the kinds that any of them has."""
     most = max(cost.total for _, cost in costs) or 1.0
     rows = [(name, cost, bar([(f"k-{kind}", getattr(cost, kind)) for kind in KINDS], most)) for name, cost in costs]
     return {"costs": rows, "kinds": _used_kinds([cost for _, cost in costs])}
@@ -271,7 +270,6 @@ def _slider(lab: CostLab, name: str) -> tuple[str, str, dict[str, str], str]:
 
 
 def _selection(variant: Scenario, query: Mapping[str, str]) -> dict[str, str]:
-    """Return the query of the lab with these settings."""
     selection = {name: value for name, value in query.items() if name in ("topic", "along", "rate")}
     return selection | {AXES[name].option: value_words(name, value) for name, value in variant.changes.items()}
 

@@ -180,10 +180,7 @@ def _words(found: TierHistory, *, has_still: bool) -> list[str]:
 
 
 def _rows(found: TierHistory, span: str) -> list[tuple[str, TierPoint, int | None, int | None, int]]:
-    """A row for each hour, day or month, the newest first.
-
-    It has the last point, and the maximum of copy lag, bytes at risk and missing partitions.
-    """
+    """Rows by period, newest first: last point, maximum of copy lag, bytes at risk, missing partitions."""
     periods: dict[str, list[TierPoint]] = {}
     for point in found.points:
         at = datetime.datetime.fromtimestamp(point.at_ms / 1000, datetime.UTC)

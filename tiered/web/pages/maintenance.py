@@ -87,7 +87,6 @@ class Selection:
 def plan_page(
     priced: PricedPlan, selection: Selection, query: Mapping[str, str], now_ms: int, age: DataAge | None = None
 ) -> str:
-    """Return the page; `age` is that of its data."""
     cost, decisions = priced.cost, _decisions(priced, selection, query)
     after = selection.after
     return render(

@@ -62,7 +62,6 @@ class Loaded(Generic[T]):
 
     @property
     def data_ms(self) -> int:
-        """The time of the data."""
         return self.at_ms if self.read_ms is None else min(self.at_ms, self.read_ms)
 
 

@@ -29,10 +29,7 @@ _REMOTE_STATES = {"expired": "expired, unlinked next", "compacted": "readable, c
 
 
 def _shown(row: Row, stuck: int) -> Row:
-    """Return the row with its number of problems, and with the words of figures that may be unknown.
-
-    The figures of a remote tier are unknown if the bucket was read for no partition.
-    """
+    """Return the row with its number of problems, and with words for figures of an unread bucket."""
     if row["is_tiered"] and row["remote_segments"] is None:
         return {**row, "stuck": stuck, "remote": NOT_READ, "lag": NOT_READ, "dollars": NOT_READ}
     remote_bytes, dollars = row["remote_bytes"], row["dollars_per_month"]

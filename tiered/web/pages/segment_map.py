@@ -123,7 +123,6 @@ def segment_map(snapshot: PartitionSnapshot, window: Window, here: str) -> Html:
 
 
 def local_pieces(snapshot: PartitionSnapshot) -> list[Piece]:
-    """Return the segments of the disk, by offset."""
     return [Piece(each.base_offset, each.next_offset, _local_kind(snapshot, each)) for each in snapshot.segments]
 
 
