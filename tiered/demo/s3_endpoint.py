@@ -78,7 +78,7 @@ class S3Endpoint:
         """Start the server and wait for its port. Raises Unavailable if it does not start."""
         assert self._child is None
         with tempfile.TemporaryFile() as words:
-            self._child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            child = self._child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 [sys.executable, "-m", __name__ if __name__ != "__main__" else "tiered.demo.s3_endpoint"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -86,7 +86,9 @@ class S3Endpoint:
                 env={**os.environ, "PYTHONPATH": _python_path()},
                 start_new_session=True,  # ctrl-c interrupts only the parent, which then ends the child in order
             )
-            line = self._first_line()
+            assert child.stdout is not None
+            ready, _, _ = select.select([child.stdout], [], [], START_TIMEOUT_S)
+            line = child.stdout.readline() if ready else b""
             if not line:
                 self.stop()
                 words.seek(0)
@@ -108,12 +110,6 @@ class S3Endpoint:
             child.kill()
             child.wait()
         child.stdout.close()
-
-    def _first_line(self) -> bytes:
-        assert self._child is not None
-        assert self._child.stdout is not None
-        ready, _, _ = select.select([self._child.stdout], [], [], START_TIMEOUT_S)
-        return self._child.stdout.readline() if ready else b""
 
 
 def serve() -> None:

@@ -20,7 +20,7 @@ _TEMPLATE = "charts.html"
 BAR = 1000  # the width of a bar, in its own units
 SERIES_MAX = 6  # number of line classes in the stylesheet
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
-_TICKS = 4
+_TICKS, _TIME_TICKS_MAX = 4, 5
 _LETTER = 7  # width of a letter, at 12 units high
 _STEPS = (HOUR_MS, 3 * HOUR_MS, 6 * HOUR_MS, 12 * HOUR_MS, DAY_MS, 2 * DAY_MS, 7 * DAY_MS, 14 * DAY_MS)
 Run = Sequence[tuple[int, float]]  # (ms, value), by time, without a gap
@@ -176,12 +176,12 @@ def dollars_label(value: float) -> str:
     return f"{value:,.0f}" if value == round(value) else format_dollars(value)
 
 
-def time_ticks(since_ms: int, until_ms: int, count_max: int = 5) -> list[tuple[int, str]]:
+def time_ticks(since_ms: int, until_ms: int) -> list[tuple[int, str]]:
     """Return labelled ticks at whole hours, days or months (UTC) within a time range."""
     span = until_ms - since_ms
-    step = next((step for step in _STEPS if span // step <= count_max), None)
+    step = next((step for step in _STEPS if span // step <= _TIME_TICKS_MAX), None)
     if step is None:
-        return _months(since_ms, until_ms, count_max)
+        return _months(since_ms, until_ms)
     first = -(-since_ms // step) * step
     return [(at, _moment(at)) for at in range(first, until_ms + 1, step)]
 
@@ -191,10 +191,10 @@ def _moment(at_ms: int) -> str:
     return at.strftime("%H:%M") if at_ms % DAY_MS else f"{at.day} {at:%b}"
 
 
-def _months(since_ms: int, until_ms: int, count_max: int) -> list[tuple[int, str]]:
+def _months(since_ms: int, until_ms: int) -> list[tuple[int, str]]:
     begin, end = (datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC) for ms in (since_ms, until_ms))
     count = (end.year - begin.year) * 12 + end.month - begin.month
-    step = next((step for step in (1, 2, 3, 6, 12, 24, 60) if count / step <= count_max), 120)
+    step = next((step for step in (1, 2, 3, 6, 12, 24, 60) if count / step <= _TIME_TICKS_MAX), 120)
     found = []
     for month in range(begin.year * 12 + begin.month, end.year * 12 + end.month):
         if month % step == 0:

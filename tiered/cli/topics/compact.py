@@ -21,17 +21,13 @@ if TYPE_CHECKING:
     from tiered.jobs.topic_compaction import Estimate
 
 
-def _share(value: float) -> str:
-    return f"{value:.1%}"
-
-
 class CompactedPartition(PartitionRow):
     """Null: there was nothing to clean."""
 
     is_cleaned: bool
     bytes_before: Annotated[int | None, number("BYTES BEFORE", format_bytes)]
     bytes_after: Annotated[int | None, number("BYTES AFTER", format_bytes)]
-    size_reduction: Annotated[float | None, number("REDUCTION", _share)]
+    size_reduction: Annotated[float | None, number("REDUCTION", "{:.1%}".format)]
     records_before: Annotated[int | None, number("RECORDS BEFORE", format_count)]
     records_after: Annotated[int | None, number("RECORDS AFTER", format_count)]
     invalid_records: Annotated[int | None, number("WITHOUT KEY", format_count)]
@@ -51,7 +47,7 @@ class EstimatedPartition(PartitionRow):
     upto_offset: int
     bytes_before: Annotated[int, number("BYTES BEFORE", format_bytes)]
     bytes_after: Annotated[int, number("BYTES AFTER (EST.)", format_bytes)]
-    size_reduction: Annotated[float, number("REDUCTION", _share)]
+    size_reduction: Annotated[float, number("REDUCTION", "{:.1%}".format)]
     distinct_keys: Annotated[int, number("KEYS", format_count)]
     invalid_records: Annotated[int, number("WITHOUT KEY", format_count)]
     dirty_records: int
@@ -79,7 +75,7 @@ class BucketCompactedPartition(PartitionRow):
     segments_after: Annotated[int, number("SEGMENTS AFTER", format_count)]
     bytes_before: Annotated[int, number("BYTES BEFORE", format_bytes)]
     bytes_after: Annotated[int, number("BYTES AFTER", format_bytes)]
-    size_reduction: Annotated[float, number("REDUCTION", _share)]
+    size_reduction: Annotated[float, number("REDUCTION", "{:.1%}".format)]
     records_before: Annotated[int, number("RECORDS BEFORE", format_count)]
     records_after: Annotated[int, number("RECORDS AFTER", format_count)]
     given_up: int

@@ -16,19 +16,14 @@ from tiered.node.problems import UnreadPartitions
 if TYPE_CHECKING:
     from tiered.jobs.view_jobs import ViewStatus
 
-
 NAME = "compacted"  # `remote.manifest.view.DEFAULT_VIEW`, without the cost of its import
-
-
-def _share(value: float) -> str:
-    return f"{value:.0%}"
 
 
 class CleaningState(PartitionRow):
     """A compacted partition and its last pass. Null: there was none, or the log could not be read."""
 
     state: Annotated[str | None, text("STATE")]
-    dirty_ratio: Annotated[float | None, number("DIRTY RATIO", _share)]
+    dirty_ratio: Annotated[float | None, number("DIRTY RATIO", "{:.0%}".format)]
     clean_bytes: Annotated[int | None, number("CLEAN", format_bytes)]
     cleanable_bytes: Annotated[int | None, number("CLEANABLE", format_bytes)]
     uncleanable_bytes: Annotated[int | None, number("NOT CLEANABLE", format_bytes)]
@@ -37,9 +32,9 @@ class CleaningState(PartitionRow):
     delay_ms: Annotated[int | None, number("OVERDUE", format_ms)]
     last_run_ms: int | None
     ago_ms: Annotated[int | None, number("LAST PASS", format_ms)]
-    size_reduction: Annotated[float | None, number("REDUCTION", _share)]
+    size_reduction: Annotated[float | None, number("REDUCTION", "{:.0%}".format)]
     invalid_records: Annotated[int | None, number("WITHOUT KEY", format_count)]
-    buffer_utilization: Annotated[float | None, number("BUFFER USE", _share)]
+    buffer_utilization: Annotated[float | None, number("BUFFER USE", "{:.0%}".format)]
     uncleanable_reason: str | None
     retry_ms: int | None
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tiered.cost.cost_simulation import CostSimulation
     from tiered.cost.topic_cost import CostReport
 
-
 STEPS = 6  # of a range such as 1d..365d
 _WIDTH = 100
 _WRITING = "cannot write the page"

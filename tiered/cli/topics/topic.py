@@ -193,7 +193,6 @@ def alter(
 def gives_up(topic: Topic, settings: dict[str, str]) -> bool:
     """Whether these changes disable the remote tier of a tiered topic."""
     from tiered.config.properties import parse
-    from tiered.partition.partition import ENABLE
 
     value = settings.get(ENABLE)
     return topic.was_tiered and bool(value) and not parse(ENABLE, value or "")

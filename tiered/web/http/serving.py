@@ -55,8 +55,7 @@ _log = logging.getLogger(__name__)
 class Places:
     """The connections of one server; connections that wait for their client are in order of waiting."""
 
-    def __init__(self, count_max: int = CONNECTIONS_MAX) -> None:
-        self._count_max = count_max
+    def __init__(self) -> None:
         self._busy: set[BoundConnection] = set()
         self._waiting: dict[BoundConnection, None] = {}
 
@@ -66,7 +65,7 @@ class Places:
     def enter(self, connection: BoundConnection) -> None:
         """Add a waiting connection. Above the limit close the longest-waiting one, or this one if none waits."""
         self.wait(connection)
-        if len(self) > self._count_max:
+        if len(self) > CONNECTIONS_MAX:
             longest = next(iter(self._waiting))
             self.leave(longest)
             longest.release()

@@ -75,7 +75,7 @@ def history_section(
         rows=_rows(found, span),
         has_missing=any(each.missing_partitions for each in found.points),
         period=_PERIODS[span][0],
-        command=_command(found),
+        command=f"tiered status{'' if topic is None else f' {topic}'} --history {format_ms(SPANS[span][0])} -o csv",
     )
 
 
@@ -195,9 +195,3 @@ def _rows(found: TierHistory, span: str) -> list[tuple[str, TierPoint, int | Non
         )
         for key, points in reversed(periods.items())
     ]
-
-
-def _command(found: TierHistory) -> str:
-    span = format_ms(found.until_ms - found.since_ms)
-    topic = "" if found.topic is None else f" {found.topic}"
-    return f"tiered status{topic} --history {span} -o csv"
