@@ -1,7 +1,7 @@
 """Persistent caches on a disk: files of which the least recently used are deleted first. Never a source of truth.
 
 Nothing is synced or checksummed here: the reader checks each file as it checks a GET, and has a wrong one removed. A
-disk error turns the cache off. Files of other names are not touched. Writes: a temporary name, then a rename.
+disk error is logged. Files of other names are not touched. Writes: a temporary name, then a rename.
 """
 
 from __future__ import annotations
@@ -29,15 +29,24 @@ class CachedFiles:
     """Files below `root` of at most `bytes_max` in all, by path. Thread safe."""
 
     def __init__(
-        self, storage: Storage, root: str, bytes_max: int, paths: re.Pattern[str], *, is_writer: bool = True
+        self,
+        storage: Storage,
+        root: str,
+        bytes_max: int,
+        paths: re.Pattern[str],
+        *,
+        is_writer: bool = True,
+        ends_with_error: bool = True,
     ) -> None:
         """`paths` matches the paths of files, with the group ``unfinished`` for the rest of an interrupted write.
 
-        Only one process at a time may be the writer; the others read.
+        Only one process at a time may be the writer; the others read. `ends_with_error`: a disk error turns the cache
+        off; else the next call tries again.
         """
         self._storage, self._root = storage, root
         self._bytes_max, self._paths = bytes_max, paths
         self._is_writer, self._is_off = is_writer, False
+        self._ends_with_error = ends_with_error
         self._lock = threading.Lock()
         self._sizes: OrderedDict[str, int] = OrderedDict()  # least recently used first; empty unless a writer
         self.size_bytes = 0
@@ -66,7 +75,7 @@ class CachedFiles:
             self._storage.make_directory(self._root)
             self.load()
         except (LogError, OSError) as error:
-            self._turn_off(error)
+            self._on_error(error)
 
     def __contains__(self, path: str) -> bool:
         return path in self._sizes
@@ -86,7 +95,7 @@ class CachedFiles:
         except NotFound:
             self._strike(path)
         except (LogError, OSError) as error:
-            self._turn_off(error)
+            self._on_error(error)
         return None
 
     def put(self, path: str, body: Body) -> None:
@@ -141,12 +150,12 @@ class CachedFiles:
         try:
             self._storage.unlink(join(self._root, path))
         except (LogError, OSError) as error:
-            self._turn_off(error)
+            self._on_error(error)
 
     def _not_stored(self, aside: str, error: Exception) -> None:
         """Skip a file that a full disk has no room for. Every other error turns the cache off."""
         if not (isinstance(error, DiskFailed) and error.lacks_room):
-            self._turn_off(error)
+            self._on_error(error)
             return
         with suppress(LogError):
             self._storage.unlink(aside)
@@ -154,7 +163,10 @@ class CachedFiles:
             _log.warning("the disk cache has no space, caching resumes when there is space: directory=%s", self._root)
         self._lacked_room = True
 
-    def _turn_off(self, error: Exception) -> None:
+    def _on_error(self, error: Exception) -> None:
+        if not self._ends_with_error:
+            _log.warning("cannot use the disk cache: directory=%s cause=%s", self._root, error)
+            return
         with self._lock:
             was_off, self._is_off = self._is_off, True
         if not was_off:

@@ -65,7 +65,7 @@ class ManifestDiskCache:
     def __init__(
         self, storage: Storage, directory: str, bytes_max: int = sys.maxsize, *, is_writer: bool = True
     ) -> None:
-        self._files = CachedFiles(storage, directory, bytes_max, _COPY, is_writer=is_writer)
+        self._files = CachedFiles(storage, directory, bytes_max, _COPY, is_writer=is_writer, ends_with_error=False)
         if is_writer:
             self._files.load_or_turn_off()
 

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -32,8 +32,7 @@ from remote.segment_entry import PART_BYTES, IndexRange
 from remote.store import Body
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    pass
 
 MAGIC, VERSION = b"TIERIDX\n", 1
 SECTIONS = ("offset", "time", "txn", "producers", "epochs", "chunks")
@@ -180,7 +179,10 @@ def combine(crcs: Sequence[int], lengths: Sequence[int]) -> int:
     alike = next((at for at, length in enumerate(lengths) if length != lengths[0]), len(lengths))
     whole = _combined_equal_chunks(crcs[:alike], lengths[0]) if alike else 0
     for crc, length in zip(crcs[alike:], lengths[alike:], strict=True):
-        whole = _product(_appended(length), whole) ^ crc
+        for bit in _bits(length):
+            first, second, third, fourth = _products(bit)
+            whole = first[whole & 255] ^ second[whole >> 8 & 255] ^ third[whole >> 16 & 255] ^ fourth[whole >> 24]
+        whole ^= crc
     return whole
 
 
@@ -191,39 +193,45 @@ def _combined_equal_chunks(crcs: Sequence[int], length: int) -> int:
     # Leading zeros change nothing: the product with zero is zero.
     whole = np.zeros(1 << (len(crcs) - 1).bit_length(), np.uint32)
     whole[len(whole) - len(crcs) :] = crcs
-    factor = _appended(length)
     while len(whole) > 1:
-        before, whole = whole[0::2], whole[1::2]
-        for at, products in enumerate(_products_of_bytes(factor)):
-            whole = whole ^ products[before >> np.uint32(8 * at) & np.uint32(255)]
-        factor = _product(factor, factor)
+        before = whole[0::2]
+        for bit in _bits(length):
+            tables = np.array(_products(bit), np.uint32)
+            pieces = [table[before >> np.uint32(8 * at) & np.uint32(255)] for at, table in enumerate(tables)]
+            before = pieces[0] ^ pieces[1] ^ pieces[2] ^ pieces[3]
+        whole, length = before ^ whole[1::2], 2 * length
     return int(whole[0])
 
 
-@cache
-def _appended(size_bytes: int) -> int:
-    """x^(8 size_bytes): the factor of a CRC to which so many bytes are appended."""
-    factor, power = 1 << 31, 1 << 23  # x^0, x^8
-    for digit in reversed(f"{size_bytes:b}"):
-        factor = _product(power, factor) if digit == "1" else factor
-        power = _product(power, power)
-    return factor
+def _bits(number: int) -> list[int]:
+    return [bit for bit in range(number.bit_length()) if number >> bit & 1]
 
 
 @cache
-def _products_of_bytes(factor: int) -> list[NDArray[np.uint32]]:
-    """For each byte of a CRC, the products of `factor` and the byte's 256 values."""
-    import numpy as np
+def _products(bit: int) -> list[list[int]]:
+    """For each byte of a CRC, the products of its 256 values and x^(8 2^bit)."""
+    tables = []
+    for first in range(0, 32, 8):
+        table = [0]
+        for column in range(first, first + 8):
+            product = _product(_power(bit), 1 << column)
+            table += [each ^ product for each in table]
+        tables.append(table)
+    return tables
 
-    return [_product(factor, np.arange(256, dtype=np.uint32) << np.uint32(8 * at)) for at in range(4)]
+
+@cache
+def _power(bit: int) -> int:
+    """x^(8 2^bit): the factor of a CRC to which 2^bit bytes are appended."""
+    return _product(_power(bit - 1), _power(bit - 1)) if bit else 1 << 23
 
 
-def _product(factor: int, crc: Any) -> Any:  # noqa: ANN401 - an int or an array
-    """The product of two polynomials, modulo CRC32C's; `crc` may be an array."""
-    product = crc ^ crc
+def _product(factor: int, crc: int) -> int:
+    """The product of two polynomials, modulo CRC32C's."""
+    product = 0
     for bit in range(31, -1, -1):
         if factor >> bit & 1:
-            product = product ^ crc
+            product ^= crc
         crc = crc >> 1 ^ (crc & 1) * _POLYNOMIAL
     return product
 

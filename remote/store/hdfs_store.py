@@ -299,6 +299,14 @@ class HdfsStore(DirectoryStore):
             raise NotFound(missing, store=self.url).with_code(ErrorCode.STORE_DIRECTORY_MISSING)
 
 
+def _note_fork() -> None:
+    global _forked_at
+    _forked_at = time.monotonic() if _has_connected else None
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
 def make_filesystem(authority: str, options: Mapping[str, str]) -> Any:  # noqa: ANN401
     """A fresh fsspec file system. `authority` is as in `HdfsStore`; errors are the library's."""
     import fsspec

@@ -132,7 +132,7 @@ class _Run:
                     name, more = of[each.unit], (self.runner, self.job_id, now_ms)
                     self._finish([failed_on_error(stage, pipeline.compact_by, self.fleet, store, name, *more)])
         small = [each for each in due if each.size_bytes <= self.small_bytes]
-        tasks = packed(small, lambda each: each.size_bytes, self.small_bytes // 4)
+        tasks = by_size(small, self.small_bytes // 4)
         do = _each(self.fleet, stage, pipeline.compact_whole, self.job_id, now_ms)
         self._work(stage, "compacting partitions", [[of[each.unit] for each in pack] for pack in tasks], do)
 
@@ -197,6 +197,21 @@ def _each(
             return [failed_on_error(stage, work, fleet, store, name, *more) for name in pack]
 
     return do
+
+
+def by_size(units: Sequence[Unit], task_bytes: int) -> list[list[Unit]]:
+    """Pack units, largest first, each into the first pack of up to `task_bytes` with room."""
+    packs: list[list[Unit]] = []
+    sizes: list[int] = []
+    for unit in units:
+        at = next((at for at, size in enumerate(sizes) if size + unit.size_bytes <= task_bytes), None)
+        if at is None:
+            packs.append([unit])
+            sizes.append(unit.size_bytes)
+        else:
+            packs[at].append(unit)
+            sizes[at] += unit.size_bytes
+    return packs
 
 
 def _names(fleet: Fleet) -> list[RemotePartitionName]:

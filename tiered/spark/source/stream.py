@@ -100,7 +100,7 @@ class StreamPosition:
                 since=_flat(given.get(_SINCE, {})),
                 is_initial=given.get(_INITIAL) is True,
             )
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, AttributeError) as error:  # the latter: no object
             wrong = "cannot read the checkpoint of a stream, it is not an offset of this source"
             raise InvalidRequest(wrong, offset=given) from error
 

@@ -151,6 +151,25 @@ def test_a_failing_disk_costs_only_the_local_copy():
     assert log.index(manifest).find_by_offset(5).ulid == ulid_of("U0")
 
 
+def test_a_read_error_costs_one_read_of_the_local_copy():
+    disk, store = ModelDisk(), MemoryStore()
+    manifest = filled(store).cached
+    copies = ManifestDiskCache(disk, "./copies")
+    copies.keep_manifest(PREFIX, store.get(PREFIX + manifest_key(manifest.sequence)), [])
+    read, failing = disk.read, [OSError(5, "input/output error")]
+
+    def read_once_failing(path, start=0, length=None):
+        if failing:
+            raise failing.pop()
+        return read(path, start, length)
+
+    disk.read = read_once_failing
+    assert copies.manifest(PREFIX) is None
+    found = copies.manifest(PREFIX)
+    assert found is not None
+    assert found[0] == manifest
+
+
 def prefix_of(number):
     return f"orders-{'A' * 22}/{number}/"
 

@@ -24,7 +24,7 @@ from tiered.jobs.bucket_retention import commit_retention, plan_retention
 from tiered.jobs.ingest import commit_ingest, plan_ingest
 from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.pipeline import Fleet, Stage, State, Unit, dirty_bytes
-from tiered.jobs.pipeline_job import PipelineResult, PipelineState, plan_pipeline, run_pipeline
+from tiered.jobs.pipeline_job import PipelineResult, PipelineState, by_size, plan_pipeline, run_pipeline
 from tiered.jobs.runner import Here
 from tiered.node.writer_ids import is_of_node, new_writer_id, node_mark
 from tiered.read.bucket_reader import RemoteLog
@@ -357,6 +357,13 @@ def test_dirty_bytes_count_entries_not_yet_compared_with_older_ones():
     assert dirty((0, 10, 20), (10, 20, 20), (20, 30, None)) == 1
     assert dirty((0, 10, 10), (10, 20, 20), (20, 30, 30)) == 2
     assert dirty((0, 10, 30), (10, 20, None), (20, 30, 30)) == 2
+
+
+def test_units_are_packed_by_size_the_largest_first():
+    units = [
+        Unit(stage=Stage.COMPACTION, unit=str(size), state=State.DUE, size_bytes=size) for size in (50, 9, 8, 2, 1)
+    ]
+    assert [[each.size_bytes for each in pack] for pack in by_size(units, 10)] == [[50], [9, 1], [8, 2]]
 
 
 def test_writer_ids_of_a_node_have_its_mark_after_every_start(tmp_path):

@@ -100,7 +100,9 @@ def test_offsets_are_json_like_the_kafka_source_with_topic_ids():
     assert StreamPosition.decode({"orders": {"0": 5}}) == StreamPosition(offsets={ZERO: 5}, topic_ids={})
 
 
-@pytest.mark.parametrize("given", [{"logOffset": 5}, {"orders": {"x": 1}}, {"orders": {"0": None}}, {"@ids": 5}])
+@pytest.mark.parametrize(
+    "given", [{"logOffset": 5}, {"orders": {"x": 1}}, {"orders": {"0": None}}, {"@ids": 5}, 5, [1], "x", None]
+)
 def test_checkpoint_of_another_source_is_refused(given):
     with pytest.raises(InvalidRequest, match="not an offset of this source"):
         StreamPosition.decode(given)
