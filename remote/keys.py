@@ -17,8 +17,7 @@ Keys are below ``<store url>/<topic>-<topic id>/<partition>/``, the partition's 
 
 - Numbers are padded with zeros, so a listing is in order. `last` is the last offset, inclusive, as in Kafka's names;
   `next` is exclusive. The times in a page's name are hints, 0 where unknown or before 1970.
-- A key in an entry that begins with a slash is the full key, from the root, of another partition's object
-  (`remote.gc.fork_references`).
+- A key that begins with a slash is the full key, from the root, of another partition's object (`gc.fork_references`).
 - A name is used once: the epoch separates writers, and the ulid separates the attempts of one writer.
 """
 
@@ -129,7 +128,6 @@ def data_key(
     is_zstd: bool = False,
     is_encrypted: bool = False,
 ) -> str:
-    """Return the key of a segment, or of a part of the named view, with its object encoding."""
     suffix = DATA_SUFFIX + (ZSTD_SUFFIX if is_zstd else "") + (ENCRYPTED_SUFFIX if is_encrypted else "")
     return _stem(base_offset, last_offset, epoch, ulid, view) + suffix
 
@@ -139,7 +137,6 @@ def indexes_key(base_offset: int, last_offset: int, epoch: int, ulid: str, *, vi
 
 
 def parse_data_key(key: str) -> DataKey | None:
-    """The inverse of `data_key` and `indexes_key` without a view; None for anything else."""
     found = _DATA_KEY.fullmatch(key)
     return _data_key(None, *found.groups()) if found else None
 
@@ -171,7 +168,6 @@ def page_key(base_offset: int, next_offset: int, times: tuple[int | None, int | 
 
 
 def parse_page_key(key: str) -> PageKey | None:
-    """Return the inverse of `page_key`, without the times; None for anything else."""
     found = _PAGE_KEY.fullmatch(key)
     if found is None:
         return None
@@ -190,7 +186,6 @@ def stem_of(key: str) -> str:
 
 
 def full_key(prefix: str, key: str) -> str:
-    """The full key of an object named by an entry of the partition at `prefix`."""
     return key[1:] if key.startswith("/") else prefix + key
 
 
@@ -211,12 +206,10 @@ def is_in_other_topic(key: str) -> bool:
 
 
 def own_part(key: str) -> str:
-    """Return the key relative to the prefix of the partition that the object belongs to."""
     return key.split("/", 3)[3] if is_in_other_topic(key) and key.count("/") > 3 else key
 
 
 def home_of(key: str) -> str:
-    """Return the prefix of the partition that a key of another partition names."""
     return "/".join(key.split("/", 3)[1:3]) + "/"
 
 
@@ -225,7 +218,6 @@ def manifest_key(sequence: int) -> str:
 
 
 def parse_manifest_key(key: str) -> int | None:
-    """Return the sequence of a manifest's key; None for anything else."""
     found = _MANIFEST_KEY.fullmatch(key)
     return int(found[1]) if found else None
 
@@ -235,7 +227,6 @@ def boundary_key(number: int) -> str:
 
 
 def parse_boundary_key(key: str) -> int | None:
-    """The number of a boundary's key; None for anything else."""
     found = _BOUNDARY_KEY.fullmatch(key)
     return int(found[1]) if found else None
 
@@ -245,7 +236,6 @@ def pin_key(ulid: str) -> str:
 
 
 def parse_pin_key(key: str) -> str | None:
-    """The ulid of a pin's key; None for anything else."""
     found = _PIN_KEY.fullmatch(key)
     return found[1] if found else None
 
@@ -259,7 +249,6 @@ def new_ulid(now_ms: int) -> str:
 
 
 def ulid_ms(name: str) -> int:
-    """Return the creation time of this ULID, in ms."""
     found = 0
     for letter in name[:10]:
         found = found << 5 | _CROCKFORD.index(letter)
@@ -267,7 +256,6 @@ def ulid_ms(name: str) -> int:
 
 
 def is_ulid(name: str) -> bool:
-    """Whether `new_ulid` could have made this name."""
     return len(name) == 26 and set(name) <= set(_CROCKFORD)
 
 

@@ -54,8 +54,6 @@ class SegmentState(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexRange:
-    """The place of one index in the ``.indexes`` object: bytes ``[start, start + length)``."""
-
     start: ObjectBytes
     length: ObjectBytes
 
@@ -77,9 +75,9 @@ class SegmentEntry:
     | `made_by` | the job that wrote the objects as a co-writer, or `UNKNOWN_MAKER`; None: a copy of a local segment |
 
     `cleaned_through` is the checkpoint at upload time, or a later one at which the segment was unchanged: every record
-    was compared with all newer records below it. It is never above the manifest's `next_offset`. So a bucket that lacks
-    older records holds the newer records that replaced them. Only for a copy (`made_by` None) is it certain that later
-    cleanings of the local segment removed records and changed nothing else.
+    was compared with all newer records below it. It is never above the manifest's `next_offset`, so a bucket that lacks
+    older records holds the newer ones that replaced them. Only for a copy (`made_by` None) is it certain that later
+    local cleanings removed records and changed nothing else.
     """
 
     ulid: str

@@ -43,9 +43,9 @@ Loader = Callable[[Sequence[K]], Mapping[K, V]]
 class ChunkCache:
     """A cache of immutable values of at most `bytes_max` in all, by their `len`; 0 caches nothing. Thread safe.
 
-    A key always names the same value. The lock guards the bookkeeping only; loads run outside it. Bytes that
-    a reader still holds after their eviction do not count. Slices of one body loaded together are one entry: they are
-    used and evicted together, and count with the size of the body. One cached slice holds the whole body in memory.
+    The lock guards the bookkeeping only; loads run outside it. Slices of one body that are loaded together are one
+    entry of the body's size: one cached slice holds the whole body in memory. Bytes that a reader still holds after
+    their eviction do not count.
     """
 
     def __init__(self, bytes_max: int = CACHE_BYTES) -> None:
@@ -62,9 +62,9 @@ class ChunkCache:
     def fetch(self, wanted: Sequence[K], load: Loader[K, V]) -> list[V]:
         """The value of every key in `wanted`, in order. Errors of `load` pass through.
 
-        `load` gets the keys that are neither cached nor being loaded by another reader, and returns all of them. If
-        another reader's load failed, this reader loads by itself at once: otherwise the readers of a hanging store
-        would queue, each until its deadline.
+        `load` gets the keys that are neither cached nor being loaded by another reader. After another reader's failed
+        load this reader loads by itself at once: otherwise the readers of a hanging store would queue, each until its
+        deadline.
         """
         found: dict[K, V] = {}
         mine, theirs = self._claim(wanted, found)

@@ -38,10 +38,9 @@ class CachedFiles:
         is_writer: bool = True,
         ends_with_error: bool = True,
     ) -> None:
-        """`paths` matches the paths of files, with the group ``unfinished`` for the rest of an interrupted write.
+        """`paths` matches the paths of files, its group ``unfinished`` interrupted writes. One writer at a time.
 
-        Only one process at a time may be the writer; the others read. `ends_with_error`: a disk error turns the cache
-        off; else the next call tries again.
+        `ends_with_error`: a disk error turns the cache off; else the next call tries again.
         """
         self._storage, self._root = storage, root
         self._bytes_max, self._paths = bytes_max, paths
@@ -215,7 +214,6 @@ class DiskCache:
             self._files.put(path, body)
 
     def forget(self, name: str, number: int) -> None:
-        """Remove a chunk that does not match its index."""
         path = _path_of(name, number)
         _log.warning("a cached chunk was damaged and is read again: file=%s object=%s", join(self._root, path), name)
         self._files.remove(path)

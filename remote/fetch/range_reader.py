@@ -7,7 +7,6 @@
 
 Positions are positions in the segment, independent of the object encoding. Adjacent chunks are fetched by one GET, a
 long read by concurrent GETs of RANGE_BYTES. A read inside one GET's body of a plain object is a view of the cache.
-`RangePredictor` guesses an offset's position: these bytes are requested together with the indexes.
 """
 
 from __future__ import annotations
@@ -57,9 +56,9 @@ def why_missing(log: MetadataLog, entries: Sequence[SegmentEntry], error: NotFou
 class RemotePartition:
     """One partition, read-only. Thread safe; partitions of one store may share the cache.
 
-    All methods raise Unavailable if the store cannot be reached, and AccessDenied for a segment whose key `keys` lacks.
-    Methods on a segment raise NotFound if the segment expired after the manifest was read: refresh the manifest once.
-    If `is_checked` is False there are no chunk checksums: the caller checks the CRCs of batches.
+    All methods raise Unavailable, and AccessDenied for a segment whose key `keys` lacks. Methods on a segment raise
+    NotFound if it expired after the manifest was read: refresh the manifest once. If `is_checked` is False there are no
+    chunk checksums: the caller checks the CRCs of batches.
     """
 
     is_checked = True
@@ -75,7 +74,6 @@ class RemotePartition:
         disk: DiskCache | None = None,
         guesses: RangePredictor | None = None,
     ) -> None:
-        """`metadata` is the caller's chain."""
         self._store = store
         self.prefix = prefix
         self.cache = ChunkCache() if cache is None else cache
@@ -91,7 +89,6 @@ class RemotePartition:
         return self._log.cached or self._log.refresh()
 
     def refresh(self) -> Manifest:
-        """The newest manifest from the store. Raises NotFound without one."""
         return self._log.refresh()
 
     def indexes(self, segment: SegmentEntry) -> IndexBundle:
@@ -163,7 +160,6 @@ class RemotePartition:
             self._chunks(segment, table, numbers)
 
     def count_streams(self, by: int) -> None:
-        """Register `by` more sequential readers, or fewer."""
         with self._lock:
             self._streams += by
 
@@ -348,7 +344,6 @@ def _runs(table: ChunkTable, numbers: Sequence[int]) -> Iterator[range]:
 
 
 def _range_of(table: ChunkTable, run: range) -> tuple[int, int]:
-    """(start, length) of adjacent chunks in the data object."""
     start = table.stored_range(run.start)[0]
     last, length = table.stored_range(run.stop - 1)
     return start, last + length - start
@@ -356,8 +351,6 @@ def _range_of(table: ChunkTable, run: range) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class PredictedRange:
-    """Predicted bytes ``[start, start + length)`` of a segment, and the store's reply for them."""
-
     start: int
     length: int
     body: Body | None = None

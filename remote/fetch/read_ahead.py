@@ -108,7 +108,6 @@ class SequentialReader:
         self._flights.clear()
 
     def _leave_behind(self, entry: SegmentEntry, position: int) -> None:
-        """Mark the cells before the cell of `position`, and all of the segment before, as passed."""
         assert self._last is not None, "it goes on"
         last = self._last[0]
         if last.ulid != entry.ulid:
@@ -175,7 +174,7 @@ def _left_of_cell(position: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderLoad:
-    """The load of the read-ahead threads: ranges that wait for a thread, and the idle share of the threads (0..1)."""
+    """Ranges that wait for a read-ahead thread, and the idle share of the threads (0..1)."""
 
     queued: int
     idle_share: float

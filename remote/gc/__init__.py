@@ -1,6 +1,6 @@
 """Garbage collection (GC) of the bucket. Start with `delayed_delete`.
 
-Every deletion of objects passes `object_deletion.delete_objects`, which takes a reason and checks its precondition:
+Every deletion of objects passes `object_deletion.delete_objects`, which checks the precondition of its reason:
 
 | module | reason | deletes |
 |---|---|---|

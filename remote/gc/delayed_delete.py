@@ -9,22 +9,20 @@
 | 4 | commit a manifest that no longer lists them | nothing |
 
 This writer or the next may repeat each step. A writer that is replaced between steps 2 and 3 still deletes objects that
-its manifest listed as unlinked. No later manifest names these objects. The old writer is fenced in step 4, and the next
-writer removes them from the list.
+its manifest listed as unlinked: no later manifest names them. It is fenced in step 4, and the next writer removes them
+from the list.
 
 Of a page that was unlinked as a whole, step 3 deletes the page last: it is the only list of its objects. A damaged page
 (read twice, and not as its pending delete describes it) names nothing. Its entries' objects stay, with a log line:
 
 - No reader loses data: all its entries are below the log start offset, their grace period is over, no pin holds them.
-- The remaining objects are named by no manifest. They become orphans with the next epoch (`remote.gc.orphan_search`). A
-  pending delete that stayed listed would keep the bytes for ever, and no search finds orphans while a listed page
-  cannot be read.
+- The remaining objects become orphans with the next epoch (`remote.gc.orphan_search`). A pending delete that stayed
+  listed would keep the bytes for ever, and no search finds orphans while a listed page cannot be read.
 
 **Old manifests** are deleted except pinned ones: only the newest counts, and readers may be about to read an old one.
 
 1. Prove from the store that this process is still the writer. A crash leaves nothing.
-2. Create the GC boundary (`remote.manifest.manifest_chain`): every sequence up to it is void. A crash leaves the
-   manifests in place. No reader takes them for the newest; the next run deletes them.
+2. Create the GC boundary (`remote.manifest.manifest_chain`). A crash leaves void manifests, which the next run deletes.
 3. Delete the void manifests except pinned ones. Delete pins that expired RENEWAL_LAG_MS ago, because until then a
    holder may be renewing a pin to rely on it. Delete a fork's pin only once the fork names nothing and never will. A
    crash leaves some of them; the next run lists the rest.
@@ -55,7 +53,6 @@ _log = logging.getLogger(__name__)
 
 
 def unlinkings_of(manifest: Manifest) -> dict[str, Unlinking]:
-    """When each pending delete of a manifest (object, page) was unlinked."""
     listed: dict[str, PendingDelete | PendingPageDelete] = {each.key: each for each in manifest.pending_deletes}
     listed |= {each.page.key: each for each in manifest.pending_page_deletes}
     return {key: Unlinking(sequence=each.unlinked_sequence, at_ms=each.unlinked_ms) for key, each in listed.items()}
@@ -148,8 +145,6 @@ def _objects_of(prefix: str, log: MetadataLog, pending: PendingPageDelete) -> li
 
 
 class Collected(NamedTuple):
-    """The numbers of deleted manifests and pins of one run."""
-
     manifests: int
     pins: int
 

@@ -1,8 +1,7 @@
 """Protect the objects that forks name from deletion.
 
-A fork is a topic with entries that name another topic's objects, by keys that begin with a slash
-(`remote.keys.key_in_other_topic`). It has manifests, pages and an epoch of its own. The **home** of a fork is the
-partition that holds the objects under its prefix.
+A fork is a topic with entries that name another topic's objects (`remote.keys.key_in_other_topic`). It has manifests,
+pages and an epoch of its own. The **home** of a fork is the partition that holds the objects under its prefix.
 
 - The home applies retention and deletion as if it had no fork, except for the last step: it removes an object that a
   fork names from its list of pending deletes, but does not delete the object. From then on the fork holds the object.
@@ -35,10 +34,10 @@ A second run takes over the fork's epoch before its check, and removes nothing o
 that made the fork then checks that the epoch is still its own; otherwise it reports no success. So a fork that was
 reported as whole stays.
 
-A failed check (the forking process slept past its pin's expiry) removes the fork; the caller creates it again. A fork
-that another run left in state filled is removed too, unless its entries pass the same check. The removal starts with a
-mark, committed in the epoch of the check. A run that took the fork over since then, and may have reported success, has
-fenced the removal. The next run that forks to this name completes a removal that was interrupted after the mark.
+A failed check (the forking process slept past its pin's expiry) removes the fork; the caller creates it again. So does
+a fork in state filled of another run, unless its entries pass the same check. The removal starts with a mark in the
+epoch of the check: a run that took the fork over since then, and may have reported success, has fenced the removal. The
+next run that forks to this name completes an interrupted removal.
 """
 
 from __future__ import annotations
@@ -66,11 +65,10 @@ def delete_unlinked(
 ) -> None:
     """Delete unlinked objects of a partition, except objects of other partitions and objects that a fork names.
 
-    `manifest` lists them: the newest one, proved to be of the caller's epoch after no pin held them.
-
-    Without `has_forks` the caller also listed the pins after all of `keys` had been unlinked, and found no fork. No
-    fork that counts can have appeared since: a fork counts only if its source's manifest named the object after the
-    fork's announcement, and without forks the home was the only source (`remote.gc.pins`).
+    `manifest` lists them: the newest one, proved to be of the caller's epoch after no pin held them. Without
+    `has_forks` the caller listed the pins after all of `keys` had been unlinked, and found no fork. No fork that counts
+    can have appeared since: its source's manifest must name the object after its announcement, and the home was the
+    only source (`remote.gc.pins`).
     """
     own = [key for key in keys if not is_in_other_topic(key)]
     held = named_by_forks(store, prefix) if own and has_forks else frozenset()
@@ -91,12 +89,10 @@ def named_by_forks(store: ObjectStore, prefix: str) -> frozenset[str]:
 
 
 def forks_of(pins: Iterable[Pin]) -> set[str]:
-    """The prefixes of the forks in these pins, expired pins included."""
     return {pin.fork for pin in pins if pin.fork is not None}
 
 
 def homes_of(keys: Collection[str], prefix: str) -> set[str]:
-    """The prefixes of the partitions that hold these keys: `prefix` itself, and the homes of a fork."""
     return {home_of(key_in_other_topic(prefix, key)) for key in keys}
 
 
@@ -122,7 +118,7 @@ def named_by_fork(store: ObjectStore, fork: str) -> set[str]:
 def is_over(store: ObjectStore, fork: str) -> bool:
     """Whether a fork names nothing and never will again: it was deleted, and has no entry and no pending delete.
 
-    True as well for a fork without a manifest: a run that creates its manifest checks for the announcement afterwards.
+    True without a manifest: a run that creates its manifest checks for the announcement afterwards.
     """
     manifest = MetadataLog(store, fork).load(exact=True)
     return manifest is None or (manifest.deleted_ms is not None and not named_by_fork(store, fork))

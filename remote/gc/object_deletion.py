@@ -14,9 +14,8 @@
 | EXPORT | incomplete files of the caller's own export job | outside the topics' directories | |
 | BENCHMARK | all objects below a prefix of the caller's own | | |
 
-The evidence is read from the store by the caller, in this order: the pins, then the newest manifest in its own epoch
-(`MetadataLog.check_still_writer`), then the forks. Objects of another partition, and objects that a fork names, are
-skipped (`remote.gc.fork_references`).
+The caller reads the evidence from the store: the pins, then the newest manifest in its own epoch
+(`MetadataLog.check_still_writer`), then the forks. Objects of other partitions or named by a fork are skipped.
 
 | crash | leaves |
 |---|---|
@@ -24,8 +23,8 @@ skipped (`remote.gc.fork_references`).
 | during the request | some of the objects; deleting a missing object is no error |
 | after it, before the caller's commit | a pending delete without an object, removed by the next run |
 
-Objects that a failed upload could not delete are orphans. They are counted, by names under which an object may exist,
-and logged once per outage. An outage ends when an object could be deleted or an upload succeeded.
+Objects that a failed upload could not delete are orphans. They are counted, and logged once per outage, which ends when
+an object could be deleted or an upload succeeded.
 """
 
 from __future__ import annotations
@@ -108,7 +107,6 @@ def _is_pending_delete(evidence: Evidence) -> _Check:
 
 
 def _is_pending_page(evidence: Evidence) -> _Check:
-    """The page itself, or an object whose name begins inside the page's offsets."""
     manifest, forks = evidence.manifest, evidence.named_by_forks
     pages = [each.page for each in manifest.pending_page_deletes] if manifest is not None else []
     names = {page.key for page in pages}
@@ -158,7 +156,6 @@ class Deletions:
         _log.log(level, "cannot delete the objects of a failed upload: keys=%s cause=%s", ",".join(keys), error)
 
     def end_outage(self) -> None:
-        """Log the next failure as a warning again."""
         with _lock:
             self._is_outage_logged = False
 

@@ -10,9 +10,8 @@
 | 6 | commit a manifest without them; 5 again for the next page, 4 for the remaining entries | 4, 5, or the end |
 | 7 | all is deleted: delete the manifests before the last (`remote.gc.delayed_delete`) | one manifest, and void ones |
 
-The last manifest stays. It distinguishes "deleted" from "lost". Only manifests and objects that a manifest names are
-deleted. No new reader reads or pins a deleted partition (`remote.gc.pins`), so one grace period is enough for all
-pages.
+The last manifest stays: it distinguishes "deleted" from "lost". Only manifests and objects that a manifest names are
+deleted. No new reader pins a deleted partition (`remote.gc.pins`), so one grace period is enough for all pages.
 
 Two machines that delete the same topic must not fence each other for ever. A removal that was fenced only reads, until
 the grace period is over and no commit has happened for `PATIENCE_MS`: then the other removal has died. A new removal (a
@@ -105,7 +104,6 @@ class PartitionRemoval:
         return first is not None and first.key != self._prefix + manifest_key(manifest.sequence)
 
     def _unlink(self, manifest: Manifest, deleted_ms: int, now_ms: int) -> None:
-        """Unlink all views, all pages (unread), or some of the manifest's own entries, so that no manifest is large."""
         if manifest.views:
             for view in manifest.views:
                 self._log.commit(drop_view(view.name, now_ms=deleted_ms), now_ms)

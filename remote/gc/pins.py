@@ -1,8 +1,5 @@
 """Readers' pins: a reader's claim on a manifest, which keeps it and the objects that it names.
 
-Until a pin expires or is released, it protects the manifest from GC, and every object that the manifest names past the
-grace period.
-
 | ``meta/pin/<ulid>.json`` | |
 |---|---|
 | `sequence`, `commit_id` | the pinned manifest |
@@ -22,9 +19,9 @@ Order of effects of `pin_newest`:
 If the pin was not too late, all objects of N were named at a moment after the pin was written. A later deletion unlinks
 them after that moment, and lists the pins after that. No clock is involved: the reader may stall between two steps.
 
-No new reader reads a deleted partition. So its removal looks only for pins from before the deletion, and these pins
-have existed for the grace period (`remote.gc.partition_removal`). A fork may still be announced there: until then
-another fork protects the objects that it needs.
+No new reader reads a deleted partition. So its removal looks only for pins from before the deletion, and these have
+existed for the grace period (`remote.gc.partition_removal`). A fork may still be announced: until then another fork
+protects the objects that it needs.
 
 A holder renews its pin: the same object, with a later expiry. An expired pin is not renewed, because its objects may be
 deleted. Order of effects of `renew`:
@@ -47,10 +44,9 @@ If step 3 of a renewal had no reply, the next renewal applies this rule to the f
 the bucket may have been written when nothing was protected any more. Deleters use the later expiry, which is always
 safe. Two concurrent renewals of one pin leave either expiry, and both are later than the former one.
 
-In an immutable bucket (`remote.store.middleware.store_wrapper`) no object is overwritten. So at steps 2 and 4 another
-pin of the same manifest replaces the former pin, under a name of its own. It `renews` the first pin, and a renewal of
-the first pin returns the latest replacement. A writer that deletes need not know such pins, because it deletes nothing
-there. A search for orphans lists all pins.
+In an immutable bucket (`remote.store.middleware.store_wrapper`) another pin of the same manifest replaces the former
+pin at steps 2 and 4. It `renews` the first pin, and a renewal of the first pin returns the latest replacement. A writer
+need not know such pins, because it deletes nothing there. A search for orphans lists all pins.
 
 A deletion checks in this order: the object is listed as unlinked and the grace period is over, **then** the pins, then
 the epoch; then it deletes.
@@ -149,10 +145,9 @@ def pin_newest(
 def renew(store: ObjectStore, prefix: str, pin: Pin, *, clock: Callable[[], int], expires_ms: int) -> Pin | None:
     """Extend the pin to an expiry at or after `expires_ms`; return the pin as it is in the store then.
 
-    None if the pin counts for nothing: it was released or has expired, or an object of its manifest is deleted. `clock`
-    returns milliseconds. One GET; for a pin that expires earlier also two PUTs and reads of two manifests. In an
-    immutable bucket the returned pin has another name. It may expire earlier, but after at least half of the requested
-    time: concurrent renewals of one pin share the result.
+    None if the pin was released or has expired, or an object of its manifest is deleted. `clock` returns milliseconds.
+    One GET; for a pin that expires earlier also two PUTs and reads of two manifests. In an immutable bucket the
+    returned pin has another name and lasts at least half of the requested time: concurrent renewals share the result.
 
     Raises Corrupt if the pin cannot be read. After Unavailable the pin is sure until its former expiry.
     """
@@ -213,7 +208,6 @@ def _latest_in_its_place(store: ObjectStore, prefix: str, pin: Pin) -> Pin:
 
 
 def release(store: ObjectStore, prefix: str, pins: Iterable[Pin]) -> None:
-    """Delete pins. A pin that does not exist is no error."""
     delete_objects(store, prefix, [pin.key for pin in pins], DeleteReason.PIN)
 
 
@@ -282,7 +276,7 @@ def _keeps_all(store: ObjectStore, prefix: str, pin: Pin, *, is_late: bool) -> b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unlinking:
-    """When an object or page was unlinked: sequence and time of the first manifest without it."""
+    """The sequence and time of the first manifest without an object or page."""
 
     sequence: int
     at_ms: int
@@ -301,14 +295,14 @@ class PinWatch:
     3. A listing after that manifest was committed therefore shows every such pin.
     4. Later pins are of later manifests, which do not name the object, or were too late and are released.
 
-    A pin that was seen can be released, expire, or be renewed. One GET of its name shows which. A pin that expired by
+    A pin that was seen can be released, expire, or be renewed: one GET of its name shows which. A pin that expired by
     our clock may still be renewed: the holder's clock may be behind, or the renewal started in time. It holds nothing
-    while it is expired. For RENEWAL_LAG_MS it is read again whenever something is due. In an immutable bucket another
-    pin may replace it under another name, so an expiry causes one more listing.
+    while it is expired; for RENEWAL_LAG_MS it is read again whenever something is due. In an immutable bucket another
+    pin may replace it, so an expiry causes one more listing.
 
     **Fact 2: not deleting is always safe.** While the oldest pin that was seen is valid, no object that was unlinked
-    after it is deleted, regardless of other pins. So no request is sent before that pin may have expired. To notice an
-    early release, the pin is read again RECHECK_MS after its last read.
+    after it is deleted, and no request is sent before that pin may have expired. To notice an early release, the pin is
+    read again RECHECK_MS after its last read.
 
     | due objects | requests to the store |
     |---|---|
@@ -318,14 +312,12 @@ class PinWatch:
     | unlinked after the last listing, no known pin is older | a listing, a GET for each pin |
     | any of these, and an older pin has expired lately | in addition a GET of that pin, and once a listing |
 
-    Pins announce forks too (`remote.gc.fork_references`), and fact 1 holds for them: a fork that counts was announced
-    while the manifest still named the object. If a listing showed no fork, forks are not looked up again for the
-    objects that the listing covers.
+    Pins announce forks too (`remote.gc.fork_references`), and fact 1 holds for them. If a listing showed no fork, forks
+    are not looked up again for the objects that the listing covers.
 
-    A listing does not cover objects that were unlinked less than LISTING_LAG_MS before it. So a store with lagging
-    listings is listed again when the object is due, a grace period after it was unlinked. The entries of a deleted
-    partition are unlinked after the grace period and are due at once. Their unlink time is the time of the deletion,
-    after which no reader gets a pin.
+    A listing does not cover objects that were unlinked less than LISTING_LAG_MS before it: a store with lagging
+    listings is listed again when the object is due. The entries of a deleted partition are due at once; their unlink
+    time is the time of the deletion, after which no reader gets a pin.
     """
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:

@@ -29,7 +29,6 @@ class RemotePartitionName:
 
     @property
     def identity(self) -> Identity:
-        """The fields as keyword arguments, as `MetadataLog.become_writer` has them."""
         return Identity(topic=self.topic, topic_id=self.topic_id, partition=self.partition)
 
 

@@ -1,7 +1,7 @@
 """The commit protocol: which process may write a partition's manifests, and when a commit is valid.
 
-The valid state is the manifest with the highest sequence (`remote.manifest.manifest`). A commit creates manifest N+1,
-whole, **only if absent**. The store decides which writer was first. The protocol uses no clock, no lease and no lock.
+The valid state is the manifest with the highest sequence. A commit creates manifest N+1, whole, **only if absent**: the
+store decides which writer was first. The protocol uses no clock, no lease and no lock.
 
 | state | entered by | next |
 |---|---|---|
@@ -10,12 +10,12 @@ whole, **only if absent**. The store decides which writer was first. The protoco
 | FENCED | a manifest of a higher epoch | none: every verb raises Fenced |
 
 Order of effects:
-1. `become_writer` commits a manifest with epoch + 1, before any upload. That commit **is** the takeover. It also fences
-   the former writer: the next commit of that writer must be created at a sequence which is taken.
+1. `become_writer` commits a manifest with epoch + 1, before any upload. That commit **is** the takeover. It fences the
+   former writer: the next commit of that writer must be created at a sequence which is taken.
 2. Objects are uploaded under names that were never used (`remote.upload.segment_upload`). No reader sees them yet.
-3. `commit` creates manifest N+1, which names them. Readers see them from then on, and only then may the local tier drop
-   its copies. Surplus entries are written to a page before that manifest (`remote.manifest.page_out`): a manifest never
-   names a page that does not exist.
+3. Surplus entries are written to a page (`remote.manifest.page_out`): a manifest never names a page that does not
+   exist. Then `commit` creates manifest N+1. Readers see the entries from then on, and only then may the local tier
+   drop its copies.
 4. Entries leave the manifest before their bytes are deleted. Before a deletion, `check_still_writer` proves from the
    store, not from memory, that this writer's epoch is still the newest.
 
@@ -50,8 +50,8 @@ manifest of that name: the writer slept through other writers' commits (`remote.
 | the same, the disk dropped the rest | no change | M < N | a start refuses with a message |
 | the same, under a running manager | manifests, a number missing | N+1 | each read of a lost object reports damage |
 
-After a backup was restored, epochs are assigned a second time. Two histories of the lost time can look alike: open at
-most one of the disks that hold it. docs/explanation/commit-protocol.md lists the test for each line.
+After a backup was restored, epochs are assigned a second time, and two histories of the lost time can look alike: open
+at most one of the disks that hold it. docs/explanation/commit-protocol.md lists the test for each line.
 
 No read returns a manifest before the cached one. A process reads the GC boundary before each deletion of objects other
 than manifests, and after every create.
@@ -114,10 +114,10 @@ class ManifestSource(Protocol):
 
 
 class MetadataLog:
-    """The manifests of one partition. Thread safe; commits of one instance are serialized.
+    """The manifests of one partition, below `prefix`. Thread safe; commits of one instance are serialized.
 
-    `prefix` ends in a slash (`remote.keys.partition_prefix`). All verbs raise Unavailable if the store cannot be
-    reached, Corrupt if a manifest is damaged, and Fenced once another writer was seen.
+    All verbs raise Unavailable if the store cannot be reached, Corrupt if a manifest is damaged, and Fenced once
+    another writer was seen.
     """
 
     def __init__(
@@ -170,7 +170,6 @@ class MetadataLog:
         return self._manifest
 
     def index(self, manifest: Manifest) -> MetadataIndex:
-        """Lookups in `manifest`, a manifest of this partition."""
         return MetadataIndex(manifest, self._pages.entries)
 
     def ask(self, manifest: Manifest, question: Callable[[MetadataIndex], T]) -> T:
@@ -219,7 +218,6 @@ class MetadataLog:
         return manifest
 
     def missing(self) -> LogError:
-        """The reason why the listing of a partition that has a name shows no manifest."""
         return missing_manifest_error(self.store, self.prefix) if self.source is None else self.source.missing()
 
     def become_writer(
@@ -240,8 +238,7 @@ class MetadataLog:
     ) -> Manifest:
         """Take over: commit a manifest with epoch + 1. Creates the first manifest if there is none.
 
-        Of concurrent takeovers the later one wins.
-
+        - Of concurrent takeovers the later one wins.
         - `properties` None keeps the last manifest's; `first_epoch` is the epoch of a first manifest.
         - A writer that `appends` has a log of its own (`Manifest.appender_id`).
         - `check_newest` receives the very manifest that ours follows, before ours is created. Its error ends the
@@ -315,7 +312,7 @@ class MetadataLog:
     def commit(self, change: Change, now_ms: int, *, touches: tuple[int, int] | None = None) -> Manifest:
         """Apply `change` to the newest manifest and commit the result; return the manifest with the change.
 
-        `touches` is the offset range ``[start, end)`` with all entries that the change removes or replaces: their pages
+        All entries that the change removes or replaces are in the offsets ``[start, end)`` of `touches`: their pages
         are opened first. `change` is a pure function. It may be called several times, also on a manifest that already
         has the change. If it returns its very argument, nothing is committed. Its errors pass through without effect.
 
@@ -363,7 +360,6 @@ class MetadataLog:
             return self.refresh(exact=True)
 
     def lacks_first_manifests(self) -> bool:
-        """Whether manifests are missing that GC did not delete (`ManifestChain.lacks_first_manifests`)."""
         with self._lock:
             return self._chain.lacks_first_manifests()
 
@@ -373,7 +369,6 @@ class MetadataLog:
         return self._chain.gc_boundary
 
     def is_void(self, sequence: int) -> bool:
-        """Whether the GC boundary has passed this sequence; asks the store."""
         with self._lock:
             return self._chain.is_void(sequence)
 
@@ -462,7 +457,6 @@ class MetadataLog:
             raise InvalidRequest(f"invalid manifest, {wrong}", prefix=self.prefix)
 
     def _adopt(self, found: Manifest) -> None:
-        """Take a manifest from the store as the newest. Raises Fenced if it is another writer's."""
         if self._state is WriterState.WRITER and found.epoch != self._epoch:
             if found.epoch < self._epoch:
                 facts = {"sequence": found.sequence, "epoch": found.epoch, "ours": self._epoch}

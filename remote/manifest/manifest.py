@@ -5,9 +5,8 @@
 | line | ``tiered-head 1 <CRC32C of the body, 8 lower-case hex digits> <its length> <its length inflated>\\n`` |
 | body | one zstd frame: JSON, the fields of `Manifest` in their order, under the names of `STORED_MANIFEST` |
 
-Written to the bucket as ``meta/manifest/<20-digit sequence>``, created only if absent, never changed. Any defect is
-Corrupt: a reader never uses a part of a damaged manifest. A reader ignores unknown fields. Older entries are in
-immutable pages (`PageEntry`). For an encrypted topic these bytes are sealed as a whole (`remote.manifest.sealing`).
+Created only if absent, never changed. Any defect is Corrupt: a reader never uses a part of a damaged manifest. A reader
+ignores unknown fields. For an encrypted topic these bytes are sealed as a whole (`remote.manifest.sealing`).
 """
 
 from __future__ import annotations
@@ -107,7 +106,6 @@ class PageEntry:
     seal_key_id: str | None = None
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """The offset ranges that its entries hold, ascending."""
         reached = self.base_offset
         for gap_start, gap_end in self.gaps:
             yield reached, gap_start
@@ -150,8 +148,8 @@ class PendingPageDelete:
 class Manifest:
     """A manifest: the newest entries (`segments`), and `pages` for all older ones.
 
-    Both ascend and never overlap; each page is below the first segment; an offset in a gap has no record. Use
-    `remote.manifest.manifest_lookup` for all entries. The sums below include both.
+    Both ascend and never overlap; each page is below the first segment; an offset in a gap has no record. The sums
+    below include both. Use `remote.manifest.manifest_lookup` for all entries.
 
     | field | meaning |
     |---|---|
@@ -173,8 +171,8 @@ class Manifest:
     - `expired_epochs` has no ranges for records that were never copied, when the log start offset rose over them.
     - Jobs commit without a log of their own, so `writer_id` does not identify the appender. `appender_id` is None in
       manifests of an older version.
-    - While `tier_disabled` is set, the disk alone holds the retained log. The entries expire as usual and no entry is
-      added. When the last entry is unlinked, the flag becomes false.
+    - While `tier_disabled` is set, the disk alone holds the retained log. Entries expire as usual and none is added.
+      When the last one is unlinked, the flag becomes false.
     - `deleted_ms` is permanent. Nothing is readable, only a removal may take over, and missing objects are no damage.
     - Successors are sealed by the same key until they name another. No successor of a sealed manifest is unsealed.
     """
@@ -234,7 +232,6 @@ class Manifest:
 
     @property
     def parts(self) -> tuple[PageEntry | SegmentEntry, ...]:
-        """All entries; the older ones as pages."""
         return (*self.pages, *self.segments)
 
     @property
@@ -259,12 +256,10 @@ class Manifest:
 
     @property
     def waiting_bytes(self) -> int:
-        """Size of all pending deletes."""
         return sum(each.size_bytes for each in self.pending)
 
     @property
     def view_entries(self) -> Iterator[SegmentEntry]:
-        """The entries of all compacted views; their objects are separate from the log's."""
         return (entry for view in self.views for entry in view.entries)
 
     @property
@@ -351,10 +346,9 @@ def decode_line(data: Body) -> bytes:
 
 
 def decode_manifest(data: Body, prefix: str | None = None, *, sealer: Sealer | None = None) -> Manifest:
-    """The inverse of `encode_manifest`, fully validated (`remote.manifest.manifest_validation`).
+    """The inverse of `encode_manifest`, fully validated. `prefix` is the partition's, None if unknown.
 
-    `prefix` is the partition's, None if unknown. Raises Corrupt for any defect and for a missing seal; AccessDenied if
-    the key of the seal is missing.
+    Raises Corrupt for any defect and for a missing seal; AccessDenied if the key of the seal is missing.
     """
     seal = (sealer or _NO_SEALER).open(data)
     text = decode_line(seal.body)

@@ -1,8 +1,8 @@
 """The chain of manifests in the store: find the newest manifest, and the void names.
 
-GC deletes old manifests (`remote.gc.delayed_delete`). The name of a deleted manifest can be created again, by a writer
-that slept. So before GC deletes a manifest, it creates a **boundary**: every sequence at or below the boundary is void
-from then on, whatever has its name. Boundaries are numbered and created only if absent, each above the one before:
+The name of a manifest that GC deleted can be created again, by a writer that slept. So before GC deletes a manifest
+(`remote.gc.delayed_delete`), it creates a **boundary**: every sequence at or below it is void from then on, whatever
+has its name. Boundaries are numbered and created only if absent, each above the one before:
 
 | bytes of ``meta/gc/boundary/<number 20>`` |
 |---|
@@ -219,7 +219,6 @@ def encode_boundary(upto: int) -> bytes:
 
 
 def decode_boundary(data: Body) -> int:
-    """The sequence up to which manifests are void. Raises Corrupt."""
     found = _BOUNDARY.fullmatch(bytes(data))
     if not found or int(found[3], 16) != crc32c(found[1]) or not 1 <= int(found[2]) <= INT64_MAX:
         raise Corrupt("a GC boundary is damaged", size_bytes=len(data))

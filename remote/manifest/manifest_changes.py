@@ -1,12 +1,12 @@
 """Changes of a writer: pure functions from a manifest to the next, for `MetadataLog.commit`.
 
-A commit with a lost reply may be repeated on a manifest that already has the change. So each change returns such a
+A commit with a lost reply may be repeated on a manifest that already has the change: each change returns such a
 manifest unmodified (the same object: nothing to commit). A change sees only the manifest's own entries; `commit` opens
 the pages with the other entries first (`touches`, `remote.manifest.page_out`).
 
-**Jobs** replace entries by others, and append entries. Each change records a note in the manifest, and returns a
-manifest that has the note already unmodified. A replacement is judged group by group against the manifest it is applied
-to (P11: the new entries tile exactly the entries that they replace):
+**Jobs** replace entries by others, and append entries. Each change records a note, and returns a manifest that has the
+note already unmodified. A replacement is judged group by group against the manifest it is applied to (P11: the new
+entries tile exactly the entries that they replace):
 
 | the group's entries in that manifest | the group is | its new entries |
 |---|---|---|
@@ -20,10 +20,9 @@ A new entry that replaces the rest after an expiry begins below the log start of
 DeleteRecords. Readers never see its expired records, and no expiry is undone.
 
 Groups are independent, which is sound for a compaction: it removes a record only because a newer record of its key
-exists. The newer record leaves the bucket only for an even newer one, or by retention, which expires older records
-first. This does not hold for tombstones: see `remote.manifest.view.tombstone_bound`.
-
-A job that lost a group gets no note, so the job stays due.
+exists, which leaves the bucket only for an even newer one, or by retention, which expires older records first. This
+does not hold for tombstones: see `remote.manifest.view.tombstone_bound`. A job that lost a group gets no note, so the
+job stays due.
 """
 
 from __future__ import annotations
@@ -75,8 +74,7 @@ def add_segments(manifest: Manifest, entries: Sequence[SegmentEntry]) -> Manifes
     """Make uploaded segments visible, in offset order. Raises InvalidRequest if their offsets are taken.
 
     A segment that exists under another name (an earlier commit of it with a lost reply) stays as it is. A segment
-    wholly below the log start offset is too late: it may have been here, expired and deleted. In both cases the objects
-    of the upload become pending deletes.
+    wholly below the log start offset is too late. In both cases the objects of the upload become pending deletes.
     """
     if manifest.tier_disabled:
         raise InvalidRequest("cannot add a remote segment, the remote tier is being disabled", topic=manifest.topic)
@@ -305,8 +303,6 @@ class Replacement:
 
 
 class GroupOutcome(Enum):
-    """Outcome for a group of a replacement; see the table above."""
-
     IN_PLACE = "in place"
     COMMITTED = "committed"
     EXPIRED = "expired"
@@ -314,7 +310,6 @@ class GroupOutcome(Enum):
 
 
 def find_job(manifest: Manifest, job_id: str) -> AppliedJob | None:
-    """The note of a job; None if there is none or it was removed (`JOBS_MAX`)."""
     return next((note for note in manifest.jobs if note.job_id == job_id), None)
 
 

@@ -1,8 +1,7 @@
 """Lookups in a manifest and its pages: the segment that holds an offset, or that may hold a timestamp.
 
 Sums, ranges and epochs come from the manifest alone. An entry in a page costs one GET the first time; concurrent
-readers of a page share one GET. A page that does not exist any more was replaced after this manifest was the newest:
-NotFound. Then read the newest manifest and ask again.
+readers share it. A page that does not exist any more was replaced since: after NotFound read the newest manifest.
 """
 
 from __future__ import annotations
@@ -103,7 +102,6 @@ class ManifestDiskCache:
 def manifest_disk_cache(
     cache_dir: str | None, bytes_max: int = sys.maxsize, *, is_writer: bool = True
 ) -> ManifestDiskCache | None:
-    """The disk cache of manifests in `cache_dir`; None without such a directory."""
     if not cache_dir:
         return None
     return ManifestDiskCache(DiskStorage(), join(cache_dir, "index"), bytes_max, is_writer=is_writer)
@@ -142,7 +140,6 @@ class Pages:
         cache: ChunkCache = PROCESS_PAGES,
         copies: ManifestDiskCache | None = None,
     ) -> None:
-        """`copies` also caches pages on a disk."""
         self._copies = copies
         self._store = store
         self._prefix = prefix

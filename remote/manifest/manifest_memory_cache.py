@@ -6,7 +6,7 @@
   that no GC boundary has passed it. Otherwise the open lists.
 
 So an open may miss only events of the last SURE_MS, and only after hundreds of commits in that time, or after a restore
-of the bucket. No decision depends on such an open: a manager that writes does not use this cache.
+of the bucket. A manager that writes does not use this cache.
 
 `SealMemory` records **sealed manifests** over restarts, in the file ``sealed-manifests`` in a log directory: JSON, from
 the partition's prefix to the newest sequence and commit id. A bucket without this manifest, and without a newer sealed

@@ -238,7 +238,6 @@ class DecodedPage(Sequence[SegmentEntry]):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The first base offset, and the last next offset."""
         return int(self._base_offsets[0]), int(self._next_offsets[-1])
 
     def touching(self, start: int, end: int | None) -> Iterator[SegmentEntry]:

@@ -12,8 +12,7 @@ The decoder checks the bounds of every number (`remote.segment_entry`). This mod
 | pending delete | its key names a segment object or a page of this form, and no entry names the object |
 | compacted view | a legal name; its entries' objects are in its own folder |
 
-Runs on every load and before every write. A manifest that breaks a rule is Corrupt as a whole: nothing of it is served,
-written to a checkpoint or deleted.
+Runs on every load and before every write. A manifest that breaks a rule is Corrupt as a whole: nothing of it is used.
 """
 
 from __future__ import annotations
@@ -66,11 +65,9 @@ class Contradiction:
 
     @property
     def place(self) -> str:
-        """The place as in JSON: ``segments[3]``."""
         return self.part.value if self.index is None else f"{self.part.value}[{self.index}]"
 
     def facts(self) -> dict[str, object]:
-        """For an error: the place, the object and the offsets."""
         base, following = self.offsets if self.offsets is not None else (None, None)
         return {"place": self.place, "object": self.key, "base_offset": base, "next_offset": following}
 
@@ -123,7 +120,6 @@ def entry_contradiction(entry: SegmentEntry, *, view: str | None = None, epoch_m
 
 
 def page_contradiction(page: PageEntry) -> str | None:
-    """The first contradiction within the entry of a manifest page; None if there is none."""
     name = keys.parse_page_key(page.key)
     if name is None:
         return "its key is not the key of a manifest page"
@@ -143,7 +139,6 @@ def page_contradiction(page: PageEntry) -> str | None:
 
 
 def pending_delete_contradiction(key: str) -> str | None:
-    """The reason why `key` cannot be a pending delete; None if it can."""
     own = keys.own_part(key)
     if keys.is_in_other_topic(key) and not _is_home(key):
         return "its key is not the key of an object of another partition"
@@ -233,7 +228,6 @@ def _from_later(manifest: Manifest, epoch: int, sequence: int) -> str | None:
 
 
 def _is_home(key: str) -> bool:
-    """Whether another partition's key begins with the prefix of a partition."""
     return key.count("/") > 3 and keys.parse_prefix(keys.home_of(key)) is not None
 
 

@@ -42,8 +42,8 @@ class PageRule:
     | `kept_entries_min` | newest entries that always stay: a commit repeated after a lost reply finds its entry there |
     | `gaps_max`, `epochs_max` | gaps and leader epochs of one `PageEntry`; one more starts another page |
 
-    With these numbers a manifest has room for some 2,600 entries. A page takes 2,300 of them and 310 kB, and a million
-    segments are some 400 pages (docs/reference/benchmarks.md).
+    A manifest then has room for some 2,600 entries, and a million segments are some 400 pages
+    (docs/reference/benchmarks.md).
     """
 
     manifest_bytes_max: int = 256 << 10
@@ -173,7 +173,6 @@ def entries_unless_deleted(newest: Manifest, entries_of: EntriesOf) -> EntriesOf
 
 
 def keys_of(entries: Iterable[SegmentEntry]) -> list[str]:
-    """The objects of entries: two for each."""
     return [key for entry in entries for key in (entry.data_key, entry.indexes_key)]
 
 

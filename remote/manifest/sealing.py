@@ -10,8 +10,7 @@ An object of the index of an encrypted topic is an envelope around the bytes tha
 * `key` is the object's key, relative to the partition's prefix.
 * Encryption key: HKDF-SHA256 of the ring's key, info ``tiered manifest 1``.
 * Associated data: ``tiered manifest 1 <name> <key id>``. `name` is the object's name, starting with its topic's
-  directory (`remote.keys.object_identity`): topic, topic id, partition, and the sequence of a manifest or the name of a
-  page.
+  directory (`remote.keys.object_identity`).
 * Nonce: the first 12 bytes of HMAC-SHA256 over associated data and content, under a third key (HKDF-SHA256, info
   ``tiered manifest nonce 1``). Sealing is deterministic, so a commit that is sent again and a copy on a disk compare
   equal. Two contents share a nonce only by a collision of 96 bits.
@@ -52,7 +51,6 @@ class Sealer:
     """Seals (encrypts and authenticates) and opens the manifests and pages of one partition. Thread safe."""
 
     def __init__(self, prefix: str, keys: KeyRing = NO_KEYS) -> None:
-        """`prefix` is the partition's prefix, `remote.keys.partition_prefix`."""
         self._prefix, self.keys = prefix, keys
 
     @property
@@ -109,7 +107,6 @@ class Sealer:
 
 
 def sealed_size(key: str, size_bytes: int, key_id: str | None) -> int:
-    """Size of the object under `key` with content of `size_bytes`."""
     if key_id is None:
         return size_bytes
     sealed = bytes(NONCE_BYTES + size_bytes + TAG_BYTES)
@@ -117,13 +114,10 @@ def sealed_size(key: str, size_bytes: int, key_id: str | None) -> int:
 
 
 def is_sealed(data: Body) -> bool:
-    """Whether the object is sealed, by its first bytes."""
     return bytes(memoryview(data)[: len(MAGIC)]) == MAGIC
 
 
 class KeyedStore(StoreWrapper):
-    """A store with the key ring for its manifests, for every reader and writer of them."""
-
     def __init__(self, inner: ObjectStore, keys: KeyRing) -> None:
         super().__init__(inner)
         self.keys = keys

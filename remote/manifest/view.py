@@ -1,8 +1,8 @@
 """A compacted view: the newest value of every key below a horizon; the log itself stays unchanged.
 
-This is Pulsar's mode of compaction. A view has objects of its own in the bucket, ``view/<name>/...`` (`remote.keys`):
-batches with their original offsets, as in a segment, and entries of the same type. The manifest holds the view, so one
-commit switches horizon and entries together.
+This is Pulsar's mode of compaction. A view has objects of its own, ``view/<name>/...``: batches with their original
+offsets, as in a segment, and entries of the same type. The manifest holds the view, so one commit switches horizon and
+entries together.
 
 | fact | meaning |
 |---|---|
@@ -145,7 +145,6 @@ class CompactedView:
         return sum(entry.size_bytes for entry in self.entries)
 
     def state(self, epoch: int) -> ViewState:
-        """The view's state in a manifest of writer epoch `epoch`."""
         if self.under_way is not None:
             return ViewState.RUNNING if self.under_way.epoch == epoch else ViewState.INTERRUPTED
         if self.failure is not None:

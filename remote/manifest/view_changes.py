@@ -42,8 +42,6 @@ _LINE_BYTES_MAX = 64
 
 
 class ViewChange(Protocol):
-    """A change of the views of a manifest, or of a catalog."""
-
     def __call__(self, manifest: Holder, /) -> Holder: ...
 
 
@@ -68,7 +66,6 @@ def begin_view(manifest: Holder, name: str, *, now_ms: int) -> Holder:
 
 @as_view_change
 def fail_view(manifest: Holder, name: str, error: str, *, now_ms: int) -> Holder:
-    """Record why a run failed; the view stays unchanged."""
     failure = ViewFailure(failed_ms=now_ms, error=error)
     return _altered(manifest, name, lambda view: replace(view, under_way=None, failure=failure))
 
@@ -133,7 +130,6 @@ class ViewCatalog:
 
     @property
     def named_keys(self) -> frozenset[str]:
-        """Every file that the catalog names, pending deletes included."""
         entries = (entry for view in self.views for entry in view.entries)
         named = {key for entry in entries for key in (entry.data_key, entry.indexes_key)}
         return frozenset(named | {each.key for each in self.pending_deletes})

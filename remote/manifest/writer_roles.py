@@ -11,13 +11,13 @@ A `MetadataLog` begins as READER and takes at most one other role; FENCED is fin
 | RESUMED | `resume`: no manifest, its own epoch | the newest manifest has its epoch and writer id | yes | fenced |
 
 **CONDITIONAL**: housekeeping must not take over from a writer that started after its check. The first manifest of an
-epoch is created only if absent behind its base manifest. So it is enough to check that base: a writer that commits in
+epoch is created only if absent behind its base manifest, so it is enough to check that base: a writer that commits in
 between takes the name, and the check runs again on its manifest.
 
 **CO_WRITER**: a job of hours that rewrites objects must not stop the manager that appends, nor be stopped by it. Its
 manifests carry the writer's epoch and name. To the writer such a manifest looks like an earlier commit of its own with
-a lost reply, and the writer rebases its change on it (`remote.manifest.commit_protocol`). Every change is a pure
-function of the manifest before it, so neither process overwrites the other's changes.
+a lost reply, and it rebases its change (`remote.manifest.commit_protocol`). Every change is a pure function of the
+manifest before it, so neither process overwrites the other's changes.
 
 | | co-writer | writer |
 |---|---|---|
@@ -83,8 +83,7 @@ class Role:
         """Raise unless the role may start behind `newest`, with the expected `epoch` and `writer_id` if given.
 
         Raises NotFound without a needed manifest, Fenced for another epoch or writer, and Conflict if the topic was
-        deleted, unless the writer `removes` the partition. A deletion raises the epoch too: a role that ends with its
-        topic raises Conflict for both.
+        deleted, unless the writer `removes` the partition. A role that ends with its topic raises Conflict for both.
         """
         if newest is None:
             if self.needs_manifest:
@@ -105,7 +104,6 @@ class Role:
             raise Conflict("cannot commit the work of a job, the topic was deleted", **facts)
 
     def may_delete(self, prefix: str) -> None:
-        """Raise InvalidRequest for a role that never deletes objects or manifests."""
         if not self.deletes:
             raise InvalidRequest(f"a {self.name} cannot delete objects", prefix=prefix)
 
@@ -133,7 +131,6 @@ def takeover_draft(
 
 
 def last_appender(latest: Manifest | None) -> str | None:
-    """The last writer with a log of its own, for the manifest of a writer without one."""
     if latest is None:
         return None
     return latest.writer_id if latest.appender_id is None else latest.appender_id

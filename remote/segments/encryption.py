@@ -1,9 +1,8 @@
 """Client-side encryption: the stored bytes of a segment need a key that the store never sees.
 
-Every segment has a **data key** of its own, 32 random bytes. Its chunks and its indexes are encrypted with AES-256-GCM
-under the data key. The data key is wrapped with AES-256-GCM under a key that HKDF-SHA256 derives from a **key of the
-ring** (info ``tiered wrap 2``). The segment's entry holds the wrapped key. A change of the ring's key changes entries,
-not objects.
+Every segment has a **data key** of its own, 32 random bytes. Its chunks and indexes are encrypted with AES-256-GCM
+under it. The data key is wrapped with AES-256-GCM under a key that HKDF-SHA256 derives from a **key of the ring** (info
+``tiered wrap 2``). The segment's entry holds the wrapped key: a change of the ring's key changes entries, not objects.
 
 | sealed | nonce, 12 bytes | associated data | result |
 |---|---|---|---|
@@ -12,8 +11,7 @@ not objects.
 | data key | 12 random bytes | ``tiered key 2 <binding> <name> <key id>`` | ``2:<binding>:<base64>`` |
 
 Big-endian. `base64` is of nonce, ciphertext and tag. `name` is the data object's name, starting with its topic's
-directory (`remote.keys.object_identity`): topic, topic id, partition, base offset, last offset, epoch, the attempt's
-ULID, and the encoding as suffix. A chunk that is moved to another place, object, partition or topic fails
+directory (`remote.keys.object_identity`). A chunk that is moved to another place, object, partition or topic fails
 authentication there. So does a wrapped key in another entry.
 
 `binding` is the version of the associated data of chunks and indexes: 2 as above. The older form:
@@ -167,7 +165,6 @@ class KeyRing:
         return f"{WRAPPING}:{binding}:{base64.b64encode(nonce + sealed).decode()}"
 
     def _unwrapped(self, key_id: str, wrapped: str, name: str) -> tuple[int, bytes]:
-        """(binding of the object, data key)."""
         from cryptography.exceptions import InvalidTag
 
         of_ring = self._key(key_id, name)

@@ -122,12 +122,10 @@ class ChunkTable:
 
     @property
     def segment_crc(self) -> int:
-        """CRC32C of the whole segment, combined from the chunks' CRCs."""
         return combine(self.crcs, self.lengths)
 
     @property
     def whole_crc(self) -> int:
-        """CRC32C of the whole data object, combined from the chunks' CRCs."""
         if self.stored_crcs is None or self.stored_lengths is None:
             return self.segment_crc
         return combine(self.stored_crcs, self.stored_lengths)
@@ -248,12 +246,10 @@ class IndexBundle:
     chunks: ChunkTable
 
     def __len__(self) -> int:
-        """Size in a cache, in bytes."""
         return sum(len(getattr(self, name)) for name in SECTIONS[:-1]) + 16 * len(self.chunks)
 
 
 def encode_bundle(bundle: IndexBundle) -> tuple[bytes, dict[str, IndexRange]]:
-    """The object's bytes, and the range of each section in them."""
     sections: dict[str, Body] = {name: getattr(bundle, name) for name in SECTIONS[:-1]}
     sections["chunks"] = encode_chunks(bundle.chunks)
     ranges: dict[str, IndexRange] = {}

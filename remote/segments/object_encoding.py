@@ -22,10 +22,9 @@ CODECS = {RAW: "none", ZSTD: "zstd"}  # the `codec` of an entry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectEncoding:
-    """The object encoding of new objects. `level` is zstd's.
+    """The object encoding of new objects. `level` is zstd's. `key_id` names a key of `keys`; None: not encrypted.
 
-    `key_id` names a key of `keys`; None: not encrypted. `storage_class` is only recorded in the entry; the store
-    applies it (`remote.store.s3_options.ObjectSettings`).
+    `storage_class` is only recorded in the entry; the store applies it (`remote.store.s3_options.ObjectSettings`).
     """
 
     codec: int = RAW
@@ -42,7 +41,6 @@ class ObjectEncoding:
         check_level(Codec.ZSTD, self.level)
 
     def pays(self, first_chunk: Body) -> bool:
-        """Whether compression makes the first chunk of a segment smaller by enough."""
         return len(_compressed(first_chunk, self.level)) < PAYS_BELOW * len(first_chunk)
 
 

@@ -15,13 +15,12 @@ A rename whose answer was lost, and which the client repeats, finds its source m
 retry of the whole create then meets its own object and raises AlreadyExists (`ObjectStore.put_if_absent`).
 
 A client must not be used in a forked child, so every process makes its own at its first request. The library also has
-one cache of idle DataNode connections per process, which a fork copies: parent and child would read answers of each
-other. A forked child therefore waits until the copied connections are too old to be used again. Options are Hadoop
-settings in addition to the files in ``HADOOP_CONF_DIR``.
+one cache of idle DataNode connections per process: a forked child waits until the copied connections are too old to be
+used again, or it would read the parent's answers. Options are Hadoop settings in addition to ``HADOOP_CONF_DIR``.
 
 **Errors.** The client raises Python's classes for a missing and for a taken name, OSError for a connection, and
 RuntimeError for the rest, with the Java class of the NameNode's exception: only this class decides and is reported. A
-panic of its Rust code is not an Exception. It is caught too: one odd answer must not end the process.
+panic of its Rust code is not an Exception; it is caught too.
 """
 
 from __future__ import annotations
@@ -227,7 +226,6 @@ class HdfsStore(DirectoryStore):
         yield from self._walk(prefix[: prefix.rfind("/") + 1], prefix, start_after)
 
     def _walk(self, directory: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
-        """Yield the files below `directory` (```` or ending in ``/``) in key order."""
         for name, status in self._children("cannot list objects", directory):
             key = directory + name
             if status.isdir:

@@ -8,8 +8,7 @@
 | ``memory://name`` | `remote.store.memory_store`; one store per name in this process |
 
 S3 options of this project: ``client`` (docs/reference/stores.md); ``sse`` and ``sse_kms_key_id``, the server-side
-encryption of all writes, unless `objects` has one. Options may hold secrets. Only the client gets them: they are not in
-URLs, errors or representations.
+encryption of all writes, unless `objects` has one. Only the client gets the options, which may hold secrets.
 """
 
 from __future__ import annotations

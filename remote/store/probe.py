@@ -34,7 +34,6 @@ class StoreGuarantees:
 
     @property
     def allows_writers(self) -> bool:
-        """Whether several managers may write to this store."""
         return self.create_if_absent and self.one_winner
 
 

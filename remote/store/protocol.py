@@ -112,7 +112,6 @@ class ObjectStore(Protocol):
 
 
 def read_if_there(store: ObjectStore, wanted: GetRange) -> Body | None:
-    """One element of `get_each`."""
     key, start, length = wanted
     try:
         return store.get(key) if length is None else store.get_ranges(key, [(start, length)])[0]
@@ -135,7 +134,6 @@ def parts_of(size_bytes: int) -> list[tuple[int, int]]:
 
 
 def ranged_source(size_bytes: int, read: Callable[[int, int], Body]) -> UploadSource:
-    """Return the source of a body of known size; `read(start, length)` returns any range of it."""
     return UploadSource(parts=lambda: (read(start, length) for start, length in parts_of(size_bytes)))
 
 
@@ -158,13 +156,11 @@ def check_key(key: str) -> str:
 
 
 def check_body(key: str, size_bytes: int) -> None:
-    """Raise InvalidRequest for an empty body."""
     if size_bytes <= 0:
         raise InvalidRequest("cannot store an object, its body is empty", key=key)
 
 
 def check_range(key: str, start: int, length: int) -> None:
-    """Raise InvalidRequest for a range that no object can have."""
     if start < 0 or length < 0:
         wrong = "cannot read a range of an object, the range is invalid"
         raise InvalidRequest(wrong, key=key, start=start, length=length)

@@ -40,7 +40,6 @@ _CONFIGURATION = tuple(
 
 
 def translate(error: BaseException, attempt: str, facts: dict[str, object], options: Iterable[str] = ()) -> LogError:
-    """Return this project's error for one of EXTERNAL_ERRORS or OPTION_ERRORS."""
     if isinstance(error, LogError):
         return error
     code, status = _answer(error)

@@ -160,7 +160,6 @@ def client_options(found: Settings) -> dict[str, Any]:
 
 
 def encryption(objects: ObjectSettings) -> dict[str, str]:
-    """Return the encryption parameters that go with every object."""
     given = {"server_side_encryption": objects.encryption, "sse_kms_key_id": objects.kms_key_id}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -177,12 +176,10 @@ class ObjectSettings:
     kms_key_id: str | None = None
 
     def of_small(self) -> dict[str, object]:
-        """Return the parameters of S3 requests that create a small object."""
         given = {"ServerSideEncryption": self.encryption, "SSEKMSKeyId": self.kms_key_id}
         return {name: value for name, value in given.items() if value is not None}
 
     def of_upload(self) -> dict[str, object]:
-        """Return the parameters of S3 requests that create a segment."""
         return self.of_small() | ({"StorageClass": self.storage_class} if self.storage_class is not None else {})
 
     def or_of(self, options: dict[str, object]) -> ObjectSettings:

@@ -75,8 +75,6 @@ _DENIED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentPart:
-    """A part that the store has accepted: its number, from 1, and the store's tag for it."""
-
     number: int
     tag: str
     size_bytes: int
@@ -321,7 +319,7 @@ class S3Store(ObjectStore):
         """Unavailable for a refusal that new credentials may resolve, else the error itself.
 
         A new client reads the credentials again. It exists already if the number of clients is above `made`, the number
-        at the start of the call. Otherwise this method drops the client, unless the client is new.
+        at the start of the call. Otherwise the client is dropped, unless it is new.
         """
         if not isinstance(error, AccessDenied) or error.facts.get("cause") in _NOT_BY_CREDENTIALS:
             return error

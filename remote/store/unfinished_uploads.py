@@ -196,7 +196,6 @@ def inline_policy(whose: str, name: str, options: Mapping[str, object]) -> dict[
 
 
 def put_inline_policy(whose: str, name: str, policy: Mapping[str, object], options: Mapping[str, object]) -> None:
-    """Give ``user/NAME`` or ``role/NAME`` this policy under that name."""
     kind, owner = _owner(whose)
     client = boto3_client("iam", options)
     with translated("cannot write a policy", options=options, whose=whose):

@@ -8,8 +8,8 @@ Order of effects:
 4. Return the entry, which the caller commits with `MetadataLog.commit`. Before the commit no reader sees the objects.
 
 A crash before the commit leaves objects that no manifest names, under names that are never used again. Nothing is read
-back: the store checks the bits during the upload as far as it can (docs/reference/formats.md). Otherwise the first read
-finds changed bits by the chunk checksums in the indexes object; the local copy may be dropped before that.
+back: the store checks the bits during the upload as far as it can (docs/reference/formats.md), and the first read finds
+changed bits by the chunk checksums; the local copy may be dropped before that.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def copy_segment(
 
     With `view` the segment is a part of that compacted view. `progress` receives the number of bytes read for the first
     time; calls are serial and add up to the segment's size. After an error the objects of this attempt are deleted if
-    possible. Raises Unavailable if the store does not have the sent objects, Corrupt if the segment changed during the
-    copy or contradicts its place in the log, AccessDenied without the encryption key.
+    possible. Raises Unavailable if the store lacks the sent objects, Corrupt if the segment changed or contradicts its
+    place in the log, AccessDenied without the encryption key.
     """
     if segment.size_bytes <= 0 or segment.base_offset >= segment.next_offset:
         facts = {"base_offset": segment.base_offset, "next_offset": segment.next_offset}

@@ -112,7 +112,6 @@ class SegmentUploadStream:
 
     @property
     def inspector(self) -> Inspector:
-        """The inspector of the last try."""
         assert self._last is not None, "asked after the upload"
         return self._last.inspector
 

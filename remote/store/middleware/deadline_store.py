@@ -6,10 +6,10 @@
 | get, head, list_prefixes, delete, a page of a listing | `call_s` |
 | upload | `upload_stall_s` since the store last requested a part, without the time to make parts |
 
-Clients have timeouts and still hang: in a DNS look-up, in a lock of a library, in an unreachable mounted file system.
-So the `Watchdog` runs each call in a daemon thread. A call that has not returned by its deadline is **abandoned**: the
-caller gets `Unavailable`, and the thread stays with the call until it returns. Beyond `abandoned_max` abandoned calls
-no new call starts. Cost per call: two thread switches, about 50 microseconds.
+Clients have timeouts and still hang: in a DNS look-up, a library's lock, an unreachable mounted file system. So the
+`Watchdog` runs each call in a daemon thread. A call that has not returned by its deadline is **abandoned**: the caller
+gets `Unavailable`, and the thread stays with the call until it returns. Beyond `abandoned_max` abandoned calls no new
+call starts. Cost per call: two thread switches, about 50 microseconds.
 
 **An abandoned call may still take effect, at any later time.** So may every call with a lost answer:
 
@@ -75,7 +75,6 @@ class ProgressSignal:
         self._last = None
 
     def left_s(self) -> float:
-        """The remaining seconds; 0 or less after the limit."""
         last = self._last
         return self._limit_s if last is None else last + self._limit_s - self._clock()
 
@@ -145,13 +144,10 @@ class Deadlines:
     close_s: float = 10.0
 
     def of(self, size_bytes: int) -> float:
-        """Return the limit of a call that transfers this many bytes."""
         return self.call_s + size_bytes / RATE_MIN
 
 
 class WatchedStore(StoreWrapper):
-    """A store with deadlines for all operations."""
-
     def __init__(
         self,
         inner: ObjectStore,
@@ -195,7 +191,6 @@ class WatchedStore(StoreWrapper):
             yield from found
 
     def close(self) -> None:
-        """Close the client, or abandon it if it does not close in time."""
         try:
             self._watchdog.run(self._inner.close, self._deadlines.close_s, "cannot close a store", store=self.url)
         except Unavailable as error:

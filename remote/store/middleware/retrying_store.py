@@ -52,7 +52,6 @@ class RetryBudget:
             self._left = min(self._capacity, self._left + self._earned)
 
     def spend(self) -> bool:
-        """Take one retry from the budget, if there is one."""
         with self._lock:
             if self._left < 1 or self._is_closed:
                 return False

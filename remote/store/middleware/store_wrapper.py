@@ -104,9 +104,9 @@ class ObservedStore(StoreWrapper):
 class ImmutableStore(StoreWrapper):
     """A store that never overwrites or deletes objects: for buckets under object lock, or by choice.
 
-    GC runs as usual. Only the delete itself is skipped and logged; `spared` counts these objects, which are orphans
-    from then on (`tiered gc` lists them). Manifests below the GC boundary are void whether they exist or not. A `put`
-    creates. The same bytes again are no error (a lost answer); other bytes raise AlreadyExists: no pin can be renewed.
+    GC runs as usual, but the delete itself is skipped and logged; `spared` counts these objects, which are orphans from
+    then on. Manifests below the GC boundary are void whether they exist or not. A `put` creates. The same bytes again
+    are no error (a lost answer); other bytes raise AlreadyExists: no pin can be renewed.
     """
 
     def __init__(self, inner: ObjectStore) -> None:
@@ -121,7 +121,6 @@ class ImmutableStore(StoreWrapper):
                 raise AlreadyExists("cannot overwrite an object, the bucket is immutable", key=key) from None
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Log the request; delete nothing."""
         wanted = list(keys)
         self.spared += len(wanted)
         if wanted:
@@ -175,7 +174,6 @@ class ThrottledStore(StoreWrapper):
 
 
 def received_bytes(answer: Any) -> int:  # noqa: ANN401 - a body, or several of which some may be None
-    """The size of the bodies that a read returned."""
     bodies = answer if isinstance(answer, Sequence) and not isinstance(answer, Body) else [answer]
     return sum(0 if body is None else len(body) for body in bodies)
 
