@@ -149,7 +149,6 @@ class ExternalSegment:
 class Cipher(Protocol):
     def open(self, sealed: Body) -> bytes:
         """The plaintext. Raises Corrupt for bytes not encrypted with this key."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,15 +172,12 @@ class ExternalFormat(Protocol):
 
     def partitions(self, store: ObjectStore) -> list[ExternalName]:
         """Return all partitions, in order. Raises NotFound if the store's root does not exist."""
-        ...
 
     def segments(self, store: ObjectStore, name: ExternalName) -> list[ExternalSegment]:
         """Return the complete segments, by base offset; several may hold the same offsets."""
-        ...
 
     def parts(self, store: ObjectStore, entry: SegmentEntry) -> ExternalParts:
         """Return the inputs to read an entry of this layout. Raises NotFound if its objects do not exist."""
-        ...
 
 
 def plain_chunk_table(size_bytes: int) -> ChunkTable:

@@ -148,7 +148,9 @@ def lineage_of(copies: Iterable[Copy], known: Iterable[tuple[int, int]] = ()) ->
 
 def choose(copies: Sequence[Copy], known: Iterable[tuple[int, int]] = ()) -> list[ReadRangeOfCopy]:
     """Return the ranges to read, ascending, without overlaps. `known` is as in `lineage_of`."""
-    ends = _ends(lineage_of(copies, known))
+    lineage = lineage_of(copies, known).entries
+    following = zip_longest(lineage, lineage[1:])
+    ends = {epoch: None if after is None else after[1] for (epoch, _), after in following}
     found: list[tuple[Copy, int]] = []
     valid = ((copy, _valid_end(copy, ends)) for copy in copies)
     for copy, end in sorted(valid, key=lambda each: (each[0].base_offset, each[1], each[0].stamp_ms)):
@@ -165,14 +167,8 @@ def choose(copies: Sequence[Copy], known: Iterable[tuple[int, int]] = ()) -> lis
     return [ReadRangeOfCopy(copy.number, end) for copy, end in found]
 
 
-def _ends(lineage: LeaderEpochs) -> dict[int, int | None]:
-    """Return for each epoch of the lineage the start of the next one; None for the last."""
-    following = zip_longest(lineage.entries, lineage.entries[1:])
-    return {epoch: None if after is None else after[1] for (epoch, _), after in following}
-
-
 def _valid_end(copy: Copy, ends: dict[int, int | None]) -> int:
-    """Return the end of the copy's records of the lineage, from its base on; its base if none."""
+    """The end of the copy's records of the lineage, from its base on; `ends` has the start of each epoch's next one."""
     reached = copy.base_offset
     for at, (epoch, _) in enumerate(copy.epochs):
         its_end = copy.epochs[at + 1][1] if at + 1 < len(copy.epochs) else copy.next_offset

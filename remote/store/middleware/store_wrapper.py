@@ -144,17 +144,10 @@ class ThrottledStore(StoreWrapper):
     """
 
     def __init__(
-        self,
-        inner: ObjectStore,
-        copy_rate: float | None = None,
-        fetch_rate: float | None = None,
-        *,
-        copy: Throttle | None = None,
-        fetch: Throttle | None = None,
+        self, inner: ObjectStore, copy: Throttle | float | None = None, fetch: Throttle | float | None = None
     ) -> None:
         super().__init__(inner)
-        self._copy = copy or Throttle(copy_rate)
-        self._fetch = fetch or Throttle(fetch_rate)
+        self._copy, self._fetch = (each if isinstance(each, Throttle) else Throttle(each) for each in (copy, fetch))
 
     def _around(self, call: Callable[[], T], operation: str, key: str | None, size_bytes: int = 0) -> T:
         if operation.startswith("put"):
