@@ -1,7 +1,6 @@
 """A consistency check of everything below one partition's prefix, without the content of segments.
 
-The listing is read first, then the manifests, then the objects that the newest one names: a concurrent writer causes no
-finding.
+The listing is read before the manifests, and these before the objects: a concurrent writer causes no finding.
 
 | subject | checks |
 |---|---|
@@ -126,16 +125,14 @@ class BucketReport:
 
 
 def survey_partition(store: ObjectStore, prefix: str) -> BucketReport:
-    """Check one partition without the content of its segments and indexes.
+    """Check one partition without the content of its segments and indexes. Raises errors of an unreachable store.
 
-    Raises the store's errors if it cannot be reached. All damage of metadata is a finding, and so is an object that the
-    store refuses while it serves others.
+    All damage of metadata is a finding, and so is an object that the store refuses while it serves others.
     """
     return _Check(store, prefix).run()
 
 
 def can_list(store: ObjectStore, prefix: str) -> bool:
-    """Whether the store can list the prefix: then the store is reachable."""
     try:
         return any(True for _ in islice(store.list(prefix), 1))
     except LogError:

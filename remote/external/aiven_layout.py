@@ -1,8 +1,8 @@
 """Aiven's layout: three objects for each segment, the manifest last, no catalogue.
 
-The segments are found by a listing of each partition and by the manifests, which are read concurrently. A log without a
-manifest is an unfinished upload or a finished deletion. It does not count, nor does a manifest without its log.
-``key.prefix`` may have changed over the years; objects of several prefixes are read as one partition.
+A listing of each partition finds the segments; their manifests are read concurrently. A log without a manifest is an
+unfinished upload or a finished deletion: it does not count, nor does a manifest without its log. ``key.prefix`` may
+have changed over the years; objects of several prefixes are read as one partition.
 
 **Envelope encryption.** The manifest holds each segment's AES key, wrapped by an RSA key.
 
@@ -11,9 +11,9 @@ manifest is an unfinished upload or a finished deletion. It does not count, nor 
 | a chunk, or an index | nonce of 12 bytes, ciphertext, tag of 16 bytes: AES-256-GCM |
 | the data key | RSA, OAEP with SHA3-512 for both of its hashes, no label |
 
-The additional data is the manifest's ``aad``, the same for every chunk and index of a segment, without the chunk
-number: swapped chunks of one segment decrypt without an error. The CRCs of the batches show the swap. Private keys are
-PKCS#8 in PEM, read where they are used and never sent. Source: `RsaEncryptionProvider`, `AesEncryptionProvider`.
+The additional data is the manifest's ``aad``, the same for every chunk and index of a segment: swapped chunks of one
+segment decrypt without an error, and the CRCs of the batches show the swap. Private keys are PKCS#8 in PEM, read where
+they are used and never sent. Source: `RsaEncryptionProvider`, `AesEncryptionProvider`.
 
 **The manifest**, ``.rsm-manifest``, is JSON:
 
@@ -27,9 +27,8 @@ PKCS#8 in PEM, read where they are used and never sent. Source: `RsaEncryptionPr
 
 The list of a variable chunk index is base64 of a zstd frame of: int32 count; for one chunk its int32 size; for more an
 int32 base, int8 width w, (count - 1) unsigned numbers of w bytes above the base, and the last size as int32, all
-big-endian. A manifest is untrusted input: every number is bounded before memory is allocated for it.
-
-Source: Aiven-Open/tiered-storage-for-apache-kafka, `SegmentManifestV1`, `ChunkSizesBinaryCodec`.
+big-endian. Every number of a manifest is bounded before memory is allocated for it. Source: `SegmentManifestV1`,
+`ChunkSizesBinaryCodec` of Aiven-Open/tiered-storage-for-apache-kafka.
 """
 
 from __future__ import annotations
@@ -197,7 +196,6 @@ class AivenCipher:
         self._aad = aad
 
     def open(self, sealed: Body) -> bytes:
-        """Raises Corrupt for bytes not encrypted with this key."""
         from cryptography.exceptions import InvalidTag
 
         view = memoryview(sealed)

@@ -1,7 +1,7 @@
 """The layout of a bucket by its object names, and the layouts of Kafka's unchanged files.
 
 Names contain the base offsets of segments. Their ends, and facts that the indexes lack, come from the bytes
-(`tiered.read.external_segments`). A plain directory and Pinterest's bucket may be a few folders below the url. They may
+(`tiered.read.external_segments`). A plain directory and Pinterest's bucket may be a few folders below the url, and may
 hold several copies of one partition, which are read as one: leader epochs decide.
 """
 
@@ -78,7 +78,6 @@ def external_format(store: ObjectStore, options: LayoutOptions) -> ExternalForma
 
 
 def find_layout(store: ObjectStore, prefixes: tuple[str, ...] = ("",)) -> Layout:
-    """Detect the layout by a few listings. Raises as `external_format`."""
     if prefixes != ("",):
         return Layout.AIVEN
     found = set(_topic_directories(store)) or set(_log_directories(store))

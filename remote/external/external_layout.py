@@ -15,9 +15,9 @@
 | ``logs`` | ``…/<topic>-<partition>/<base 20>.log`` and Kafka's index files |
 
 Keys of these segments are full keys of the store: the objects of one partition may have several locations. No layout
-has checksums: only the CRCs of the batches verify the bytes. Ids are Kafka's: 22 characters of URL-safe base64 that may
-begin with a dash. So names are cut by fixed widths and never split at dashes. Sources: Aiven `ObjectKeyFactory`; kafka
-`RemoteTopicPartitionDirectory`, `RemoteLogSegmentFileset`.
+has checksums: only the CRCs of the batches verify the bytes. Ids are 22 characters of URL-safe base64 that may begin
+with a dash, so names are cut by fixed widths. Sources: Aiven `ObjectKeyFactory`; kafka `RemoteTopicPartitionDirectory`,
+`RemoteLogSegmentFileset`.
 """
 
 from __future__ import annotations
@@ -227,7 +227,6 @@ def parse_kafka_directory(name: str) -> tuple[str, int, str] | None:
 
 
 def sibling(data_key: str, suffix: str) -> str:
-    """The key of a ``.log`` with another suffix."""
     return data_key.removesuffix(LOG) + suffix
 
 

@@ -1,6 +1,4 @@
-"""An external partition's entries as a manifest, so that readers of manifests can read it.
-
-This manifest is not in the bucket, and nothing is ever written there. A refresh lists the partition again.
+"""An external partition's entries as a manifest, which is not in the bucket, for readers of manifests.
 
 **Copies of the same offsets.** A bucket filled by brokers may hold the same offsets more than once: a retried copy, two
 leaders' copies, or the records of a leader that lost an unclean election. The metadata that selected among them is not
@@ -56,7 +54,6 @@ class ExternalManifests:
 
     @property
     def gaps(self) -> list[tuple[int, int]]:
-        """The offsets between entries that no entry holds, as of the last listing."""
         return list(gaps_between(self._manifest.segments)) if self._manifest is not None else []
 
     @property
@@ -85,7 +82,6 @@ class ExternalManifests:
         return self._manifest
 
     def missing(self) -> LogError:
-        """Return the error for a partition of another layout without segments."""
         return NotFound("the external partition holds no segment", partition=self._name.prefix)
 
     def _made(self, entries: tuple[SegmentEntry, ...], sequence: int) -> Manifest:
