@@ -43,14 +43,10 @@ class ExternalManifests:
 
     def __init__(self, name: ExternalName, layout: Layout, list_rows: ListRows) -> None:
         self._name = name
-        self._layout = layout
+        self.layout = layout
         self._list_rows = list_rows
         self._manifest: Manifest | None = None
         self._findings: dict[str, Finding] = {}
-
-    @property
-    def layout(self) -> Layout:
-        return self._layout
 
     @property
     def gaps(self) -> list[tuple[int, int]]:
@@ -89,9 +85,9 @@ class ExternalManifests:
         return Manifest(
             sequence=sequence,
             epoch=1 + max((epoch for entry in entries for epoch, _ in entry.epochs), default=0),
-            commit_id=f"{self._layout.value}-{sequence}",
+            commit_id=f"{self.layout.value}-{sequence}",
             parent_id=None,
-            writer_id=self._layout.value,
+            writer_id=self.layout.value,
             topic=name.topic,
             topic_id=name.topic_id,
             partition=name.partition,

@@ -91,6 +91,7 @@ class HdfsStore(DirectoryStore):
     def __init__(self, authority: str, root: str, options: Mapping[str, object] | None = None) -> None:
         self._authority = authority
         self._root = "/" + root.strip("/")
+        self._aside = f"{self._root.rstrip('/')}/{ASIDE}"
         self._given = tuple(options or ())
         one_namenode = {_ATTEMPTS: "0"} if ":" in authority else {}
         self._options = {**_DEFAULTS, **one_namenode, **_settings(options or {})}
@@ -278,10 +279,6 @@ class HdfsStore(DirectoryStore):
                     self._filesystem = make_filesystem(self._authority, self._options)
                 self._pid = os.getpid()
             return self._filesystem.client
-
-    @property
-    def _aside(self) -> str:
-        return f"{self._root.rstrip('/')}/{ASIDE}"
 
     def _door(self, attempt: str, **facts: object) -> AbstractContextManager[None]:
         return translated(attempt, options=self._given, store=self.url, **facts)
