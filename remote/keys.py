@@ -142,7 +142,6 @@ def parse_data_key(key: str) -> DataKey | None:
 
 
 def parse_view_key(key: str) -> DataKey | None:
-    """The inverse of `data_key` and `indexes_key` with a view; None for anything else."""
     found = _VIEW_KEY.fullmatch(key)
     return _data_key(*found.groups()) if found else None
 

@@ -54,7 +54,6 @@ class ExternalManifests:
 
     @property
     def findings(self) -> list[Finding]:
-        """The findings, sorted by the offsets they concern, as of the last listing."""
         return sorted(self._findings.values(), key=lambda each: (each.offsets or (0, 0), each.where))
 
     def newest(self, known: Manifest | None) -> Manifest | None:

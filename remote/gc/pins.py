@@ -47,9 +47,6 @@ safe. Two concurrent renewals of one pin leave either expiry, and both are later
 In an immutable bucket (`remote.store.middleware.store_wrapper`) another pin of the same manifest replaces the former
 pin at steps 2 and 4. It `renews` the first pin, and a renewal of the first pin returns the latest replacement. A writer
 need not know such pins, because it deletes nothing there. A search for orphans lists all pins.
-
-A deletion checks in this order: the object is listed as unlinked and the grace period is over, **then** the pins, then
-the epoch; then it deletes.
 """
 
 from __future__ import annotations

@@ -131,10 +131,7 @@ class MetadataLog:
         memory: SealMemory | None = None,
         source: ManifestSource | None = None,
     ) -> None:
-        """`copies` caches reads on a disk, for the next start; `known` caches manifests in memory.
-
-        `memory` records sealed manifests: an older state of the bucket is refused. All manifests come from a `source`.
-        """
+        """`copies` caches reads on a disk, `known` manifests in memory. `memory` refuses older states of a bucket."""
         self.store = store
         self.prefix = prefix
         self._rule = rule or PAGE_RULE
@@ -384,7 +381,6 @@ class MetadataLog:
         self._pages.keep(page, entries)
 
     def _fitted(self, manifest: Manifest, new_page: NewPage) -> tuple[Manifest, bytes]:
-        """The manifest in a size that can be written, and its bytes; writes pages for surplus entries."""
         manifest = move_to_page(manifest, self._rule, new_page)
         while len(body := encode_manifest(manifest, self._chain.sealer)) > self._rule.manifest_bytes_max:
             smaller = move_oldest_to_page(manifest, self._rule, new_page)

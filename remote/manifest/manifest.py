@@ -303,7 +303,7 @@ def encode_manifest(manifest: Manifest, sealer: Sealer | None = None) -> bytes:
 
 
 def encode_again(manifest: Manifest, sealer: Sealer | None = None) -> bytes:
-    """The object's bytes of a manifest that was validated before. Raises as `Sealer.seal`."""
+    """The object's bytes of a validated manifest. Raises as `Sealer.seal`."""
     return (sealer or _NO_SEALER).seal(manifest_key(manifest.sequence), _unsealed(manifest), manifest.seal_key_id)
 
 
@@ -315,7 +315,6 @@ def _unsealed(manifest: Manifest) -> bytes:
 
 
 def encode_line(text: bytes) -> bytes:
-    """The object's bytes for a manifest's JSON."""
     from local.format.compression import Codec, compress  # heavy, and a process that only decides does not need it
 
     body = compress(Codec.ZSTD, text, ZSTD_LEVEL)

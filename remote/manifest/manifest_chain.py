@@ -161,7 +161,6 @@ class ManifestChain:
         raise Unavailable("a manifest was listed and does not exist", **facts)
 
     def is_void(self, sequence: int) -> bool:
-        """Whether the store's newest boundary has passed this sequence."""
         self._quiet = 0
         for _ in range(PROBES_MAX):
             found = self._read_boundary(self.boundary_number + 1)

@@ -198,7 +198,6 @@ def delete_partition(manifest: Manifest, *, now_ms: int) -> Manifest:
 
 @as_change
 def remove_pending_deletes(manifest: Manifest, keys: Collection[str]) -> Manifest:
-    """Remove pending deletes, objects and pages, after the deletion of the objects."""
     deleted = frozenset(keys)
     if not any(each.key in deleted for each in manifest.pending):
         return manifest
@@ -220,10 +219,7 @@ def settle() -> Change:
 
 
 def loses_objects(old: Manifest, new: Manifest, entries_of: EntriesOf) -> str | None:
-    """The first fact of `old` that `new` wrongly lacks: an object, a mark or an offset; None without one.
-
-    `entries_of` reads a page; it is called only for pages that one of the two manifests does not name.
-    """
+    """The first fact of `old` that `new` wrongly lacks; None without one. Reads pages that one of them names."""
     if (key := lost_object(old, new, entries_of)) is not None:
         return f"an object is neither in a segment entry nor a pending delete, key={key}"
     if old.deleted_ms is not None and new.deleted_ms != old.deleted_ms:

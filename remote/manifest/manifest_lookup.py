@@ -92,7 +92,6 @@ class ManifestDiskCache:
                 self._files.remove(path)
 
     def page(self, prefix: str, key: str) -> bytes | None:
-        """The stored bytes of a page, unchecked; None if there is no copy."""
         return self._files.get(_page_name(prefix, key))
 
     def keep_page(self, prefix: str, key: str, body: Body) -> None:
@@ -231,7 +230,6 @@ class MetadataIndex:
         return any(each.ulid == entry.ulid for each in self.entries_with_dead(entry.base_offset, entry.next_offset))
 
     def entries_with_dead(self, start: int, end: int) -> Iterator[SegmentEntry]:
-        """The entries with offsets in ``[start, end)``, ascending, dead ones included."""
         for page in self.manifest.pages:
             if page.base_offset < end and start < page.next_offset:
                 yield from _touching(self.page(page), start, end)

@@ -170,7 +170,6 @@ class SealMemory:
             check_seen(seen, found, prefix, step)
 
     def note(self, prefix: str, manifest: Manifest) -> None:
-        """Record a manifest that was read or committed; ignores unsealed ones."""
         if manifest.seal_key_id is None:
             return
         with self._lock:

@@ -139,7 +139,6 @@ def _summary(entries: Rows, name: tuple[int, str], page_bytes: int, page_crc32c:
 
 
 def gaps_between(entries: Rows) -> tuple[tuple[int, int], ...]:
-    """The offset ranges between neighbours that no entry holds."""
     between = ((one.next_offset, other.base_offset) for one, other in pairwise(entries))
     return tuple((start, end) for start, end in between if start < end)
 
@@ -210,7 +209,6 @@ class DecodedPage(Sequence[SegmentEntry]):
     """All entries of a page, ascending. Thread safe. Raises Corrupt for columns without a valid entry."""
 
     def __init__(self, key: str, table: pa.Table) -> None:
-        """`key` is the page's. Raises Corrupt if a searched column is missing."""
         self._key = key
         self._table = table
         self._base_offsets, self._next_offsets = self._offsets("base_offset"), self._offsets("next_offset")

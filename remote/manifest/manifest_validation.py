@@ -91,7 +91,6 @@ def contradictions(manifest: Manifest, prefix: str | None = None) -> Iterator[Co
 
 
 def identity_contradiction(topic: str, topic_id: str, partition: int, prefix: str | None) -> str | None:
-    """The reason why a manifest of this partition cannot be under `prefix`; None if it can."""
     try:
         expected = keys.partition_prefix(topic, topic_id, partition)
     except InvalidRequest as error:

@@ -55,7 +55,6 @@ class Sealer:
 
     @property
     def is_required(self) -> bool:
-        """Whether the key ring refuses manifests of this topic that are not sealed."""
         directory = self._prefix.rstrip("/").split("/")[-2:][0]
         parsed = parse_topic_directory(directory)
         return self.keys.requires(parsed[0] if parsed is not None else directory)

@@ -84,7 +84,6 @@ def switch_view(manifest: Holder, built: CompactedView, *, replaces: CompactedVi
 
 @as_view_change
 def drop_view(manifest: Holder, name: str, *, now_ms: int) -> Holder:
-    """Remove a view from the manifest; its objects become pending deletes."""
     view = find_view(manifest.views, name)
     if view is None:
         return manifest

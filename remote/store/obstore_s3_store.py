@@ -212,7 +212,6 @@ class ObstoreS3Store(S3Store):
 
     @contextmanager
     def _at(self, attempt: str, key: str | None, sent: _Counted | None = None, **facts: object) -> Iterator[None]:
-        """Translate errors of obstore in every call; errors of a source pass through."""
         call_facts, made = {"store": self.url, "key": key, **facts}, self._clients_made
         try:
             yield
