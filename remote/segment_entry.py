@@ -62,18 +62,6 @@ class IndexRange:
 class SegmentEntry:
     """A segment entry. Offsets half open; sizes in bytes; timestamps in ms.
 
-    | field | meaning |
-    |---|---|
-    | `next_offset` | the following segment's base at upload time, never last record + 1 |
-    | `epochs` | pairs (leader epoch, start offset), ascending, the first at `base_offset` |
-    | `cleaned_through` | the cleaner's checkpoint, None = never cleaned; see below |
-    | `data_crc32c` | of the stored data object |
-    | `segment_crc32c` | of the segment in it; None: the object is the segment itself |
-    | `data_key`, `indexes_key` | relative to the partition's prefix |
-    | `codec` | compression of the object's chunks |
-    | `key_id`, `wrapped_key` | the wrapping key, and the data key of the chunks; None without encryption |
-    | `made_by` | the job that wrote the objects as a co-writer, or `UNKNOWN_MAKER`; None: a copy of a local segment |
-
     `cleaned_through` is the checkpoint at upload time, or a later one at which the segment was unchanged: every record
     was compared with all newer records below it. It is never above the manifest's `next_offset`, so a bucket that lacks
     older records holds the newer ones that replaced them. Only for a copy (`made_by` None) is it certain that later
@@ -82,25 +70,27 @@ class SegmentEntry:
 
     ulid: str
     base_offset: Offset
-    next_offset: Offset
+    next_offset: Offset  # the following segment's base at upload time, never last record + 1
     size_bytes: StoredSize
     stored_bytes: StoredSize
     record_count: Count
     max_timestamp_ms: TimestampMs | None
     min_timestamp_ms: TimestampMs | None
+    # pairs (leader epoch, start offset), ascending, the first at `base_offset`
     epochs: tuple[tuple[LeaderEpoch, Offset], ...]
-    data_crc32c: Crc32c
-    data_key: str
+    data_crc32c: Crc32c  # of the stored data object
+    data_key: str  # relative to the partition's prefix, as `indexes_key`
     indexes_key: str
     indexes_bytes: StoredSize
     indexes: dict[str, IndexRange]
-    codec: str = "none"
+    codec: str = "none"  # compression of the object's chunks
     storage_class: str | None = None
-    cleaned_through: Offset | None = None
+    cleaned_through: Offset | None = None  # the cleaner's checkpoint, None = never cleaned; see above
     committed_ms: ClockMs = 0
-    segment_crc32c: Crc32c | None = None
-    key_id: str | None = None
-    wrapped_key: str | None = None
+    segment_crc32c: Crc32c | None = None  # of the segment in the object; None: the object is the segment itself
+    key_id: str | None = None  # the wrapping key; None without encryption
+    wrapped_key: str | None = None  # the data key of the chunks
+    # the job that wrote the objects as a co-writer, or `UNKNOWN_MAKER`; None: a copy of a segment
     made_by: str | None = None
     state: SegmentState = SegmentState.COPY_FINISHED
 

@@ -112,38 +112,25 @@ class ExternalName(RemotePartitionName):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalSegment:
-    """A segment as described by its layout; None where only its bytes have the fact. Offsets half open.
-
-    | field | meaning |
-    |---|---|
-    | `size_bytes`, `stored_bytes` | size of the ``.log`` content, and of the object |
-    | `stamp_ms` | orders copies of the same offsets |
-    | `index_bytes` | sizes of its index files, by the sections of `remote.segments.index_bundle` |
-    | `index_keys` | keys of its index files, if they are Kafka's own files |
-    | `has_transactions` | the layout stores transactions with every segment |
-    | `snapshot_offset` | offset of its producer snapshot, None: the segment's end |
-    | `may_be_torn` | a broker may be writing this log |
-    | `finding` | a contradiction in the files that accompany the log |
-    | `is_blocked` | because of it, nothing of the segment can be read |
-    """
+    """A segment as described by its layout; None where only its bytes have the fact. Offsets half open."""
 
     data_key: str
     base_offset: int
     next_offset: int | None = None
-    size_bytes: int
-    stored_bytes: int
+    size_bytes: int  # of the ``.log`` content
+    stored_bytes: int  # of the object
     max_timestamp_ms: int | None = None
     epochs: tuple[tuple[int, int], ...] | None = None
-    stamp_ms: int = 0
+    stamp_ms: int = 0  # orders copies of the same offsets
     codec: str = "none"
     key_id: str | None = None
-    index_bytes: Mapping[str, int] = field(default_factory=dict)
-    has_transactions: bool = False
-    snapshot_offset: int | None = None
-    may_be_torn: bool = False
-    index_keys: Mapping[str, str] = field(default_factory=dict)
-    finding: Finding | None = None
-    is_blocked: bool = False
+    index_bytes: Mapping[str, int] = field(default_factory=dict)  # by section of `index_bundle`
+    has_transactions: bool = False  # the layout stores transactions with every segment
+    snapshot_offset: int | None = None  # of its producer snapshot, None: the segment's end
+    may_be_torn: bool = False  # a broker may be writing this log
+    index_keys: Mapping[str, str] = field(default_factory=dict)  # of Kafka's own index files
+    finding: Finding | None = None  # a contradiction in the files that accompany the log
+    is_blocked: bool = False  # because of it, nothing of the segment can be read
 
 
 class Cipher(Protocol):

@@ -1,14 +1,5 @@
 """Readers' pins: a reader's claim on a manifest, which keeps it and the objects that it names.
 
-| ``meta/pin/<ulid>.json`` | |
-|---|---|
-| `sequence`, `commit_id` | the pinned manifest |
-| `expires_ms` | from then on the pin counts for nothing; GC deletes it an hour later |
-| `holder` | for people |
-| `fork` | the prefix of a fork that names objects of this manifest (`gc.fork_references`); valid after the expiry too |
-| `renews` | in an immutable bucket: the name of the pin that this pin replaces |
-| `sure_ms` | holders may rely on the pin only until then; null (as at first): until `expires_ms` |
-
 Order of effects of `pin_newest`:
 
 1. Read the newest manifest N.
@@ -77,16 +68,17 @@ RENEWAL_LAG_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """A pin object of the store. `key` is relative to the partition's prefix; the other fields are the content."""
+    """The content of ``meta/pin/<ulid>.json``, and its `key`, relative to the partition's prefix."""
 
     key: str = ""
-    sequence: Sequence
+    sequence: Sequence  # of the pinned manifest, as `commit_id`
     commit_id: str
-    expires_ms: ClockMs
-    holder: str
-    fork: str | None = None
+    expires_ms: ClockMs  # from then on the pin counts for nothing; GC deletes it an hour later
+    holder: str  # for people
+    fork: str | None = None  # the prefix of a fork that names objects of the manifest, valid after the expiry too
+    # holders may rely on the pin only until then; None (as at first): until `expires_ms`
     sure_ms: ClockMs | None = None
-    renews: str | None = None
+    renews: str | None = None  # in an immutable bucket: the name of the pin that this pin replaces
 
     @property
     def sure_until_ms(self) -> int:

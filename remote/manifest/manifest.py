@@ -68,42 +68,28 @@ class PendingDelete:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageEntry:
-    """The entry of a manifest page (`remote.manifest.manifest_page`): facts for use without the page.
-
-    | field | meaning |
-    |---|---|
-    | `base_offset`, `next_offset` | half open: the first entry's base offset, the last entry's next offset |
-    | `min_timestamp_ms`, `max_timestamp_ms` | over the entries with any, and with a largest timestamp |
-    | `first_stamp_ms` | for retention by time: the first entry's largest timestamp, or else its commit time |
-    | `segment_count` and other counts and sizes | sums over the entries |
-    | `aborted_bytes`, `indexes_bytes` | of transaction indexes; of ``.indexes`` objects (None if not recorded) |
-    | `cleaned_through` | the least of all entries; None if one was never cleaned |
-    | `gaps` | the offset ranges between the entries that no entry holds |
-    | `epochs` | the leader epochs of the entries, each with its first start offset |
-    | `page_bytes`, `page_crc32c` | of the page object |
-    | `other_classes` | storage classes other than the bucket's: (name, entries, `stored_bytes`); None if not recorded |
-    | `seal_key_id` | the key that seals the page (`remote.manifest.sealing`); None if it is not sealed |
-    """
+    """The entry of a manifest page (`remote.manifest.manifest_page`): facts for use without the page. Half open."""
 
     key: str
-    base_offset: Offset
-    next_offset: Offset
-    min_timestamp_ms: TimestampMs | None
-    max_timestamp_ms: TimestampMs | None
-    first_stamp_ms: TimestampMs
-    segment_count: Count
+    base_offset: Offset  # of the first entry
+    next_offset: Offset  # of the last entry
+    min_timestamp_ms: TimestampMs | None  # over the entries with any timestamp
+    max_timestamp_ms: TimestampMs | None  # over the entries with a largest timestamp
+    first_stamp_ms: TimestampMs  # for retention by time: the first entry's largest timestamp, or else its commit time
+    segment_count: Count  # this and the other counts and sizes are sums over the entries
     record_count: Count
     size_bytes: ByteCount
     stored_bytes: ByteCount
-    cleaned_through: Offset | None = None
-    aborted_bytes: ByteCount = 0
-    gaps: tuple[tuple[Offset, Offset], ...] = ()
-    epochs: tuple[tuple[LeaderEpoch, Offset], ...] = ()
-    page_bytes: StoredSize
+    cleaned_through: Offset | None = None  # the least of all entries; None if one was never cleaned
+    aborted_bytes: ByteCount = 0  # of transaction indexes
+    gaps: tuple[tuple[Offset, Offset], ...] = ()  # offset ranges between the entries that no entry holds
+    epochs: tuple[tuple[LeaderEpoch, Offset], ...] = ()  # leader epochs of the entries, each with its first start
+    page_bytes: StoredSize  # of the page object, as `page_crc32c`
     page_crc32c: Crc32c
-    indexes_bytes: ByteCount | None = None
+    indexes_bytes: ByteCount | None = None  # of ``.indexes`` objects; None if not recorded
+    # (storage class, entries, `stored_bytes`), without the bucket's
     other_classes: tuple[tuple[str, Count, ByteCount], ...] | None = None
-    seal_key_id: str | None = None
+    seal_key_id: str | None = None  # the key that seals the page (`remote.manifest.sealing`); None if not sealed
 
     def ranges(self) -> Iterator[tuple[int, int]]:
         reached = self.base_offset
@@ -151,22 +137,6 @@ class Manifest:
     Both ascend and never overlap; each page is below the first segment; an offset in a gap has no record. The sums
     below include both. Use `remote.manifest.manifest_lookup` for all entries.
 
-    | field | meaning |
-    |---|---|
-    | `epoch` | the writer epoch, raised by one with every takeover |
-    | `commit_id` | new for every attempt at a commit; distinguishes our manifest from others |
-    | `parent_id` | the commit id of the previous manifest |
-    | `properties` | the topic's settings when the writer last recorded them |
-    | `views` | the compacted views of the log, by name |
-    | `boundary_number`, `gc_boundary` | the newest GC boundary known to the writer (`manifest_chain`); 0 for none |
-    | `expired_end_offset` | one above the highest offset in the bucket when entries last left; 0 before; never falls |
-    | `expired_epochs` | leader epochs of offsets that were in the bucket and left it, ascending |
-    | `appender_id` | the last writer with a log of its own, which may hold records without an entry |
-    | `jobs` | the last jobs that committed, the newest last (`remote.manifest.manifest_changes`) |
-    | `tier_disabled` | the tier was switched off (`tiered.partition.partition`): no entry counts |
-    | `deleted_ms` | when the topic was deleted; None for a living topic |
-    | `seal_key_id` | the ring's key that seals this manifest (`remote.manifest.sealing`); None: not sealed |
-
     - The highest offset that was ever in the bucket is `max_end_offset`, not `expired_end_offset`.
     - `expired_epochs` has no ranges for records that were never copied, when the log start offset rose over them.
     - Jobs commit without a log of their own, so `writer_id` does not identify the appender. `appender_id` is None in
@@ -179,9 +149,9 @@ class Manifest:
 
     format_version: int = FORMAT_VERSION
     sequence: Sequence
-    epoch: WriterEpoch
-    commit_id: str
-    parent_id: str | None
+    epoch: WriterEpoch  # raised by one with every takeover
+    commit_id: str  # new for every attempt at a commit; distinguishes our manifest from others
+    parent_id: str | None  # the commit id of the previous manifest
     writer_id: str
     topic: str
     topic_id: str
@@ -192,17 +162,19 @@ class Manifest:
     pending_deletes: tuple[PendingDelete, ...] = ()
     pending_page_deletes: tuple[PendingPageDelete, ...] = ()
     pages: tuple[PageEntry, ...] = ()
-    views: tuple[CompactedView, ...] = ()
-    boundary_number: SequenceOrNone = 0
-    gc_boundary: SequenceOrNone = 0
-    deleted_ms: ClockMs | None = None
-    expired_end_offset: Offset = 0
-    tier_disabled: bool = False
-    expired_epochs: tuple[EpochRange, ...] = ()
-    appender_id: str | None = None
+    views: tuple[CompactedView, ...] = ()  # by name
+    boundary_number: SequenceOrNone = 0  # of the newest GC boundary known to the writer (`manifest_chain`); 0 for none
+    gc_boundary: SequenceOrNone = 0  # the sequence in that boundary
+    deleted_ms: ClockMs | None = None  # when the topic was deleted; None for a living topic
+    expired_end_offset: Offset = 0  # one above the highest offset in the bucket when entries last left; never falls
+    tier_disabled: bool = False  # the tier was switched off (`tiered.partition.partition`): no entry counts
+    expired_epochs: tuple[EpochRange, ...] = ()  # of offsets that were in the bucket and left it, ascending
+    appender_id: str | None = None  # the last writer with a log of its own, which may hold records without an entry
+    # the last jobs that committed, the newest last (`remote.manifest.manifest_changes`)
     jobs: tuple[AppliedJob, ...] = ()
+    # the ring's key that seals this manifest (`remote.manifest.sealing`); None: not sealed
     seal_key_id: str | None = None
-    properties: dict[str, str]
+    properties: dict[str, str]  # the topic's settings when the writer last recorded them
 
     @property
     def next_offset(self) -> int:

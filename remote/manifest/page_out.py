@@ -34,24 +34,16 @@ _base_offset = attrgetter("base_offset")
 class PageRule:
     """Limits for the sizes of manifests and pages. A manifest with many pending deletes stays large.
 
-    | field | meaning |
-    |---|---|
-    | `manifest_bytes_max` | size of the manifest object above which entries move to pages |
-    | `page_rows_max` | entries in one page |
-    | `page_rows_min` | fewer surplus entries are not worth a page |
-    | `kept_entries_min` | newest entries that always stay: a commit repeated after a lost reply finds its entry there |
-    | `gaps_max`, `epochs_max` | gaps and leader epochs of one `PageEntry`; one more starts another page |
-
     A manifest then has room for some 2,600 entries, and a million segments are some 400 pages
     (docs/reference/benchmarks.md).
     """
 
-    manifest_bytes_max: int = 256 << 10
+    manifest_bytes_max: int = 256 << 10  # size of the manifest object above which entries move to pages
     page_rows_max: int = 4096
-    page_rows_min: int = 256
-    kept_entries_min: int = 256
-    gaps_max: int = 64
-    epochs_max: int = 64
+    page_rows_min: int = 256  # fewer surplus entries are not worth a page
+    kept_entries_min: int = 256  # newest entries that stay: a commit repeated after a lost reply finds its entry there
+    gaps_max: int = 64  # gaps of one `PageEntry`; one more starts another page
+    epochs_max: int = 64  # leader epochs of one `PageEntry`; one more starts another page
 
 
 def opened(manifest: Manifest, start: int, end: int, entries_of: EntriesOf) -> Manifest:

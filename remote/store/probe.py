@@ -23,14 +23,10 @@ RACERS = 4  # concurrent creates of one name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreGuarantees:
-    """The guarantees that the probe observed.
+    """The guarantees that the probe observed."""
 
-    - `create_if_absent`: a second create of one name was refused and changed nothing.
-    - `one_winner`: of RACERS concurrent creates at most one succeeded, and the object has its body.
-    """
-
-    create_if_absent: bool
-    one_winner: bool
+    create_if_absent: bool  # a second create of one name was refused and changed nothing
+    one_winner: bool  # of RACERS concurrent creates at most one succeeded, and the object has its body
 
     @property
     def allows_writers(self) -> bool:

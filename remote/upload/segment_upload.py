@@ -38,20 +38,12 @@ from remote.upload.segment_upload_stream import FileAhead, Inspector, SegmentFac
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentToCopy:
-    """A closed local segment: its facts, the contents of its index files, and access to its ``.log``.
-
-    - `next_offset`: the next segment's base offset.
-    - `epochs`: pairs (leader epoch, start offset), ascending, the first starting at `base_offset`.
-    - `leader_epochs`: the bytes for the indexes object.
-    - `read(start, length)`: returns exactly these bytes; may be called again for the same range.
-    - `path`: the local ``.log`` file, to read it ahead (`FileAhead`); None if not on this machine.
-    - `inspect`: makes an inspector. It or `record_count` is required; the bytes must agree with all given numbers.
-    """
+    """A closed local segment. Its bytes must agree with all given facts."""
 
     base_offset: int
-    next_offset: int
+    next_offset: int  # the next segment's base offset
     size_bytes: int
-    epochs: tuple[tuple[int, int], ...]
+    epochs: tuple[tuple[int, int], ...]  # pairs (leader epoch, start offset), ascending, the first at `base_offset`
     offset_index: bytes
     time_index: bytes
     record_count: int | None = None
@@ -59,11 +51,11 @@ class SegmentToCopy:
     min_timestamp_ms: int | None = None
     txn_index: bytes = b""
     producer_snapshot: bytes = b""
-    leader_epochs: bytes = b""
+    leader_epochs: bytes = b""  # the bytes for the indexes object
     cleaned_through: int | None = None
-    read: Callable[[int, int], Body]
-    path: str | None = None
-    inspect: Callable[[], Inspector] | None = None
+    read: Callable[[int, int], Body]  # read(start, length): exactly these bytes; may be called again
+    path: str | None = None  # the local ``.log`` file, to read it ahead (`FileAhead`); None if not on this machine
+    inspect: Callable[[], Inspector] | None = None  # makes an inspector; it or `record_count` is required
 
 
 def copy_segment(

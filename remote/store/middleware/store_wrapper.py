@@ -129,18 +129,12 @@ class ImmutableStore(StoreWrapper):
 
 
 class ThrottledStore(StoreWrapper):
-    """A store with limits in bytes per second, one for each direction, shared by all threads.
+    """A store with limits in bytes per second for each direction, shared by all threads; None: no limit.
 
-    It belongs around a `RetryingStore`: its waits are no failures.
-
-    | bytes | when they count |
-    |---|---|
-    | written | before they are sent, part by part |
-    | read | on arrival, because their size is not known earlier |
-    | metadata (`remote.keys.is_metadata`) | sent at once: a commit blocks its partition; later writes wait for it |
-    | listings, deletes, HEADs | never |
-
-    Source: Kafka's `remote.log.manager.copy` and `fetch` `.max.bytes.per.second` (KIP-956).
+    It belongs around a `RetryingStore`: its waits are no failures. Written bytes count before they are sent, part by
+    part; read bytes on arrival, because their size is not known earlier. Metadata (`remote.keys.is_metadata`) is sent
+    at once: a commit blocks its partition; later writes wait for it. Listings, deletes and HEADs never count. Source:
+    Kafka's `remote.log.manager.copy` and `fetch` `.max.bytes.per.second` (KIP-956).
     """
 
     def __init__(
@@ -173,27 +167,17 @@ def received_bytes(answer: Any) -> int:  # noqa: ANN401 - a body, or several of 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestCounts:
-    """Requests by billing class, and bytes.
+    """Requests by billing class, and bytes."""
 
-    | field | counts |
-    |---|---|
-    | `puts` | PUT class; a multipart upload counts its begin, each part and its completion |
-    | `posts` | the part of `puts` that begins and completes multipart uploads |
-    | `gets` | GET class, with HEAD as S3 bills it |
-    | `heads` | the part of `gets` without a body |
-    | `deletes` | requests; free at S3 |
-    | `data_*` | requests and bytes of segment data, which may have a storage class of their own |
-    """
-
-    puts: int = 0
-    posts: int = 0
-    gets: int = 0
-    heads: int = 0
+    puts: int = 0  # PUT class; a multipart upload counts its begin, each part and its completion
+    posts: int = 0  # the part of `puts` that begins and completes multipart uploads
+    gets: int = 0  # GET class, with HEAD as S3 bills it
+    heads: int = 0  # the part of `gets` without a body
     lists: int = 0
-    deletes: int = 0
+    deletes: int = 0  # requests; free at S3
     bytes_in: int = 0
     bytes_out: int = 0
-    data_puts: int = 0
+    data_puts: int = 0  # this and the next: of segment data, which may have a storage class of its own
     data_gets: int = 0
     data_bytes_in: int = 0
     data_bytes_out: int = 0
