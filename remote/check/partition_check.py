@@ -106,17 +106,14 @@ class ObjectKind(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class BucketReport:
-    """The result. `entries` have objects of the right size, `suspects` are all other entries.
-
-    `objects` are kinds by full key, `manifest` is the newest one that decodes.
-    """
+    """The result of a check."""
 
     prefix: str
     findings: list[Finding] = field(default_factory=list)
-    objects: dict[str, ObjectKind] = field(default_factory=dict)
-    manifest: Manifest | None = None
-    entries: list[SegmentEntry] = field(default_factory=list)
-    suspects: list[SegmentEntry] = field(default_factory=list)
+    objects: dict[str, ObjectKind] = field(default_factory=dict)  # kinds by full key
+    manifest: Manifest | None = None  # the newest one that decodes
+    entries: list[SegmentEntry] = field(default_factory=list)  # with objects of the right size
+    suspects: list[SegmentEntry] = field(default_factory=list)  # all other entries
     size_bytes: int = 0
     is_unread: bool = False  # manifests are encrypted or authenticated, and the ring lacks their key
 

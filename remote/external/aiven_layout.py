@@ -303,17 +303,14 @@ class Sealing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFacts:
-    """The segment metadata that Kafka passed to the plugin.
-
-    `next_offset` is exclusive. `epochs` ascend, the first begins at `base_offset`. `epochs_problem` says why the epochs
-    are invalid; then `epochs` is empty, and the batches provide them.
-    """
+    """The segment metadata that Kafka passed to the plugin."""
 
     base_offset: int
-    next_offset: int
+    next_offset: int  # exclusive
     max_timestamp_ms: int | None
     copied_ms: int
-    epochs: tuple[tuple[int, int], ...]
+    epochs: tuple[tuple[int, int], ...]  # ascending, the first at `base_offset`
+    # why the epochs are invalid; then `epochs` is empty, and the batches provide them
     epochs_problem: str | None = None
 
 

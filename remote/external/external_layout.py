@@ -74,15 +74,11 @@ WORDS = (AUTO, *(each.value for each in Layout))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutOptions:
-    """The requested layout of a bucket: one of WORDS. Picklable; files are read where they are used.
+    """The requested layout of a bucket. Picklable; files are read where they are used."""
 
-    `prefixes` are the values of Aiven's ``key.prefix`` over the years, placed before each name unchanged.
-    `private_keys` are the files of its RSA keys by key id.
-    """
-
-    layout: str = Layout.TIERED.value
-    prefixes: tuple[str, ...] = ("",)
-    private_keys: Mapping[str, str] = field(default_factory=dict)
+    layout: str = Layout.TIERED.value  # one of WORDS
+    prefixes: tuple[str, ...] = ("",)  # Aiven's ``key.prefix`` over the years, placed before each name unchanged
+    private_keys: Mapping[str, str] = field(default_factory=dict)  # files of Aiven's RSA keys by key id
 
     def __post_init__(self) -> None:
         if self.layout not in WORDS:

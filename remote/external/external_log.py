@@ -105,17 +105,13 @@ def external_manifests(log: MetadataLog | None) -> ExternalManifests | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A segment that holds ``[base_offset, next_offset)``.
-
-    `epochs`: pairs (epoch, start), ascending; empty if unknown. Of two otherwise equal copies the one with the larger
-    `stamp_ms` is newer.
-    """
+    """A segment that holds ``[base_offset, next_offset)``."""
 
     number: int
     base_offset: int
     next_offset: int
-    epochs: tuple[tuple[int, int], ...] = ()
-    stamp_ms: int = 0
+    epochs: tuple[tuple[int, int], ...] = ()  # pairs (epoch, start), ascending; empty if unknown
+    stamp_ms: int = 0  # of two otherwise equal copies the larger one is newer
 
 
 @dataclass(frozen=True, slots=True)

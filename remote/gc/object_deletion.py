@@ -1,18 +1,7 @@
 """Delete objects of the remote tier: the one function that does, with a reason and its evidence.
 
-`delete_objects` compares each key with the precondition of its reason. If one key does not meet it, nothing is deleted.
-
-| reason | objects | precondition of each key | evidence |
-|---|---|---|---|
-| PENDING_DELETE | unlinked, grace period over, no pin | a pending delete, no fork's | `manifest`, `named_by_forks` |
-| PENDING_PAGE | an unlinked page, its entries' objects | a pending page or inside its offsets, no fork's | the same |
-| OLD_MANIFEST | manifests that no pin holds | at or below the GC boundary | `gc_boundary` |
-| PIN | released and ended pins | the name of a pin | |
-| ORPHAN | objects that no manifest names or can ever name | of an epoch below a committed manifest's | `epoch` |
-| OWN_UPLOAD | the caller's own upload that no sent commit names | the name of a segment object | |
-| PROBE | the caller's own probe | the name of a probe | |
-| EXPORT | incomplete files of the caller's own export job | outside the topics' directories | |
-| BENCHMARK | all objects below a prefix of the caller's own | | |
+`delete_objects` compares each key with the precondition of its reason (`_CHECKS`). If one key does not meet it, nothing
+is deleted.
 
 The caller reads the evidence from the store: the pins, then the newest manifest in its own epoch
 (`MetadataLog.check_still_writer`), then the forks. Objects of other partitions or named by a fork are skipped.
@@ -58,15 +47,15 @@ _lock = threading.Lock()
 class DeleteReason(Enum):
     """Why objects are deleted; the value is the label of the metric."""
 
-    PENDING_DELETE = "pending_delete"
-    PENDING_PAGE = "pending_page"
-    OLD_MANIFEST = "old_manifest"
-    PIN = "pin"
-    ORPHAN = "orphan"
-    OWN_UPLOAD = "own_upload"
-    PROBE = "probe"
-    EXPORT = "export"
-    BENCHMARK = "benchmark"
+    PENDING_DELETE = "pending_delete"  # unlinked, the grace period is over, no pin holds it
+    PENDING_PAGE = "pending_page"  # an unlinked page, and its entries' objects
+    OLD_MANIFEST = "old_manifest"  # void and not pinned
+    PIN = "pin"  # released and ended pins
+    ORPHAN = "orphan"  # of an epoch below a committed manifest's, and not named
+    OWN_UPLOAD = "own_upload"  # the caller's own upload that no sent commit names
+    PROBE = "probe"  # the caller's own probe
+    EXPORT = "export"  # incomplete files of the caller's own export job, outside the topics' directories
+    BENCHMARK = "benchmark"  # all objects below a prefix of the caller's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,13 +101,10 @@ class PageEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedJob:
-    """Record of a job's commits here, so that a repeated run of the job finds its work done.
-
-    `turn`: the batch id of a stream; below 0 for an unfinished compaction (`tiered.jobs.bucket_compaction`); else 0.
-    """
+    """Record of a job's commits here, so that a repeated run of the job finds its work done."""
 
     job_id: str
-    turn: Turn = 0
+    turn: Turn = 0  # a stream's batch id; below 0: an unfinished compaction (`tiered.jobs.bucket_compaction`); else 0
     committed_ms: ClockMs = 0
 
 

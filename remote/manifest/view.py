@@ -4,12 +4,6 @@ This is Pulsar's mode of compaction. A view has objects of its own, ``view/<name
 offsets, as in a segment, and entries of the same type. The manifest holds the view, so one commit switches horizon and
 entries together.
 
-| fact | meaning |
-|---|---|
-| ``horizon_offset`` | the view represents all that the log held in ``[start_offset, horizon_offset)``, nothing above |
-| ``entries`` | ascending, below the horizon; an offset in none of them has no record in the view |
-| ``lost`` | ranges that the log had lost before the view could include them, as an operator accepted |
-
 The horizon is never above the bucket's part of the log: after the loss of a disk the log restarts there, and the same
 offsets are assigned to other records. The view also records its last run, or the error. The epoch shows a run that a
 crash ended: only the writer of that epoch could still execute it.
@@ -88,21 +82,17 @@ class ViewState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewRun:
-    """A completed run. Times in ms, offsets half open, bytes of batches.
-
-    `key_ranges`: number of parts of the keys. Input records come from the old view and from ``[from_offset,
-    upto_offset)`` of the log; markers count.
-    """
+    """A completed run. Times in ms, offsets half open, bytes of batches."""
 
     started_ms: ClockMs
     took_ms: ClockMs
     from_offset: Offset
     upto_offset: Offset
-    records_in: Count
+    records_in: Count  # of the old view, and of ``[from_offset, upto_offset)`` of the log; markers count
     records_out: Count
     bytes_in: ByteCount
     bytes_out: ByteCount
-    key_ranges: Count = 1
+    key_ranges: Count = 1  # number of parts of the keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,16 +111,16 @@ class ViewFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactedView:
-    """A compacted view. The last run read manifest `source_sequence`. `record_count`: all records."""
+    """A compacted view, in a manifest or a view catalog."""
 
     name: str
     start_offset: Offset = 0
-    horizon_offset: Offset = 0
-    entries: tuple[SegmentEntry, ...] = ()
-    record_count: Count = 0
+    horizon_offset: Offset = 0  # the view has all that the log held in ``[start_offset, horizon_offset)``
+    entries: tuple[SegmentEntry, ...] = ()  # ascending, below the horizon; an offset in none of them has no record
+    record_count: Count = 0  # all records
     key_count: Count = 0
-    source_sequence: SequenceOrNone | None = None
-    lost: tuple[tuple[Offset, Offset], ...] = ()
+    source_sequence: SequenceOrNone | None = None  # of the manifest that the last run read
+    lost: tuple[tuple[Offset, Offset], ...] = ()  # ranges that the log had lost before, as an operator accepted
     last_run: ViewRun | None = None
     under_way: ViewStart | None = None
     failure: ViewFailure | None = None
