@@ -34,7 +34,7 @@ _base_offset = attrgetter("base_offset")
 class PageRule:
     """Limits for the sizes of manifests and pages. A manifest with many pending deletes stays large.
 
-    A manifest then has room for some 2,600 entries, and a million segments are some 400 pages
+    With these limits a manifest has room for some 2,600 entries, and a million segments are some 400 pages
     (docs/reference/benchmarks.md).
     """
 

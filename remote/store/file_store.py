@@ -198,14 +198,11 @@ class FileStore(DirectoryStore):
         return {}
 
     def _names(self, directory: str) -> Sequence[str]:
-        with self._translated("cannot list objects", directory):
-            if not self._storage.is_directory(f"{self._root}/{directory}"):
-                return []
-            try:
-                names = self._storage.list(f"{self._root}/{directory}")
-            except NotFound:
-                return []
-            return [name for name in names if directory or name != ASIDE]
+        path = f"{self._root}/{directory}"
+        with self._translated("cannot list objects", directory), suppress(NotFound):
+            if self._storage.is_directory(path):
+                return [name for name in self._storage.list(path) if directory or name != ASIDE]
+        return []
 
     def _check_root(self, attempt: str) -> None:
         if not self._storage.is_directory(self._root):

@@ -44,12 +44,10 @@ def probe_store(store: ObjectStore, prefix: str = "", now_ms: int = 0, *, is_rac
     with suppress(AlreadyExists):  # a lost answer: no other writer knows the name
         store.put_if_absent(key, first)
     try:
-        try:
-            store.put_if_absent(key, second)
-            refused = False
-        except AlreadyExists:
-            refused = True
-        create_if_absent = refused and store.get(key) == first
+        store.put_if_absent(key, second)
+        create_if_absent = False
+    except AlreadyExists:
+        create_if_absent = store.get(key) == first
     finally:
         _remove(store, key)
     return StoreGuarantees(
