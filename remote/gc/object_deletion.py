@@ -47,9 +47,9 @@ _lock = threading.Lock()
 class DeleteReason(Enum):
     """Why objects are deleted; the value is the label of the metric."""
 
-    PENDING_DELETE = "pending_delete"  # unlinked, the grace period is over, no pin holds it
-    PENDING_PAGE = "pending_page"  # an unlinked page, and its entries' objects
-    OLD_MANIFEST = "old_manifest"  # void and not pinned
+    PENDING_DELETE = "pending_delete"  # a pending delete after its grace period; no pin holds it, no fork names it
+    PENDING_PAGE = "pending_page"  # an unlinked page, or an object inside its offsets; no pin, no fork
+    OLD_MANIFEST = "old_manifest"  # at or below the GC boundary, and not pinned
     PIN = "pin"  # released and ended pins
     ORPHAN = "orphan"  # of an epoch below a committed manifest's, and not named
     OWN_UPLOAD = "own_upload"  # the caller's own upload that no sent commit names
