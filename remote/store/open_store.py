@@ -52,7 +52,10 @@ def open_store(
     shown = _shown(parts)
     retries, watchdog = policy or RetryPolicy(), Watchdog()
     if parts.scheme == "s3":
-        s3 = _open_s3(parts.netloc, parts.path.strip("/"), dict(options or {}), retries, objects, watchdog)
+        bucket, given = parts.netloc, dict(options or {})
+        objects = objects.or_of(given)
+        s3_class = _s3_class(bucket, given.pop("client", "auto"), given)
+        s3 = s3_class(bucket, parts.path.strip("/"), given, policy=retries, objects=objects, watchdog=watchdog)
         return RetryingStore(WatchedStore(s3, watchdog, uploads_max=s3.uploads_max), retries)
     if objects != BUCKETS_OWN:
         raise InvalidRequest("cannot open the store, storage class and encryption are settings of S3", url=shown)
@@ -101,24 +104,6 @@ def _unescaped(path: str) -> str:
     return os.fsdecode(unquote_to_bytes(path))
 
 
-def _open_s3(
-    bucket: str,
-    prefix: str,
-    options: dict[str, object],
-    policy: RetryPolicy,
-    objects: ObjectSettings,
-    watchdog: Watchdog,
-) -> S3Store:
-    objects = objects.or_of(options)
-    try:
-        store = _s3_class(bucket, options.pop("client", "auto"), options)
-    except ImportError as error:
-        missing = error.name or "s3fs"
-        hint = f"pip install 'tiered[{'obstore' if missing == 'obstore' else 's3'}]'"
-        raise InvalidRequest("cannot open the store, a library is missing", library=missing, install=hint) from error
-    return store(bucket, prefix, options, policy=policy, objects=objects, watchdog=watchdog)
-
-
 def _s3_class(bucket: str, client: object, options: Mapping[str, object]) -> type[S3Store]:
     from remote.store.s3_options import is_installed, untranslatable
     from remote.store.s3_store import S3Store
@@ -128,7 +113,8 @@ def _s3_class(bucket: str, client: object, options: Mapping[str, object]) -> typ
     if client == "s3fs" or (client == "auto" and not is_installed()):
         return S3Store
     if not is_installed():
-        raise ImportError(name="obstore")
+        hint = "pip install 'tiered[obstore]'"
+        raise InvalidRequest("cannot open the store, a library is missing", library="obstore", install=hint)
     if unsupported := untranslatable(bucket, options):
         if client == "auto":
             return S3Store
