@@ -242,7 +242,6 @@ class _Check:
         return manifest
 
     def _salvaged(self, sequence: int, body: bytes, error: Corrupt) -> Manifest | None:
-        """Report each contradiction of a rejected manifest; return a manifest of the sound entries."""
         key = f"{MANIFESTS}{sequence:020d}"
         try:
             if is_sealed(body) or self._pages.sealer.is_required:
@@ -291,7 +290,6 @@ class _Check:
             return None
 
     def _entries(self, manifest: Manifest, *, reports_errors: bool = False) -> list[SegmentEntry]:
-        """Return all entries, ascending, with those of pages; report unreadable pages if `reports_errors`."""
         entries: list[SegmentEntry] = []
         for page in manifest.pages:
             try:

@@ -482,7 +482,6 @@ def _facts(stored: _Segment, name: str) -> SegmentFacts:
 
 
 def _epochs(stored: _Segment) -> tuple[list[tuple[int, int]], str | None]:
-    """Return the leader epochs, ascending, or none and the reason: the records stay readable."""
     if any(not epoch.isdecimal() or len(epoch) > 10 for epoch in stored.segment_leader_epochs):
         return [], "a leader epoch is not a number of 31 bits"
     epochs = sorted((int(epoch), first) for epoch, first in stored.segment_leader_epochs.items())

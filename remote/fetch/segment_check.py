@@ -1,7 +1,7 @@
 """A byte by byte check of one remote segment: its indexes object, its chunks, and the caller's checks.
 
-A finding has the object, the stored range and the offsets that the range may hold. In a damaged plain object, the
-caller's check continues on the raw bytes: it can find the damaged offsets more exactly. Memory: one range.
+In a damaged plain object, the caller's check continues on the raw bytes: it can find the damaged offsets more exactly.
+Memory: one range.
 """
 
 from __future__ import annotations

@@ -157,7 +157,6 @@ class MetadataLog:
 
     @property
     def epoch(self) -> int:
-        """The writer epoch of this writer. Raises InvalidRequest for a reader."""
         self._check_writer()
         return self._epoch
 
@@ -177,7 +176,6 @@ class MetadataLog:
             return question(self.index(self.refresh(exact=True)))
 
     def page_entries(self, page: PageEntry) -> Rows:
-        """The entries of a page, read on first use and cached. Raises NotFound if it does not exist."""
         return self._pages.entries(page)
 
     def load(self, *, exact: bool = False) -> Manifest | None:

@@ -190,7 +190,6 @@ class Manifest:
 
     @property
     def entries_end_offset(self) -> int:
-        """One above the highest offset of an entry; 0 without entries."""
         last = self.segments[-1:] or self.pages[-1:]
         return last[0].next_offset if last else 0
 

@@ -54,7 +54,6 @@ JOBS_MAX = 64  # notes in a manifest; a job that is repeated after this many oth
 
 
 def as_change(apply: Callable[Concatenate[Manifest, P], Manifest]) -> Callable[P, Change]:
-    """Turn ``apply(manifest, ...)`` into a function of the other parameters that returns a change."""
 
     @wraps(apply)
     def with_parameters(*args: P.args, **named: P.kwargs) -> Change:
@@ -443,7 +442,6 @@ def _in_place(entries: Rows, old: Rows, note: AppliedJob, *, keeps_maker: bool) 
 
 
 def _check_tiled(old: Sequence[SegmentEntry], group: Replacement, note: AppliedJob) -> None:
-    """Raise InvalidRequest unless the group tiles `old`: its entries, or the unexpired rest of them."""
     is_same = tuple(entry.ulid for entry in old) == group.ulids[-len(old) :]
     is_neighbours = [entry.next_offset for entry in old[:-1]] == [entry.base_offset for entry in old[1:]]
     base = group.entries[0].base_offset

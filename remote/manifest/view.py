@@ -97,8 +97,6 @@ class ViewRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewStart:
-    """A run in progress, by the writer of that epoch."""
-
     started_ms: ClockMs
     epoch: WriterEpoch
 

@@ -236,8 +236,6 @@ def _product(factor: int, crc: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexBundle:
-    """One segment's indexes: bytes as Kafka writes them, and the chunk table."""
-
     offset: Body
     time: Body
     txn: Body

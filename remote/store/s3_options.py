@@ -1,8 +1,7 @@
 """Translation of s3fs options into obstore options: one set of names with one meaning.
 
-botocore interprets the options for s3fs: the endpoint, the region, whether the bucket is in the host's name, the
-credentials. This module passes the same answers to obstore, once per store and process. A store with options that are
-`untranslatable` uses s3fs.
+botocore interprets the options for s3fs: endpoint, region, whether the bucket is in the host's name, credentials.
+obstore gets the same answers, once per store and process. A store with options that are `untranslatable` uses s3fs.
 """
 
 from __future__ import annotations

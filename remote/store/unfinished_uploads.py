@@ -1,8 +1,8 @@
 """Multipart uploads that were never completed: they cost money, and no object listing shows them.
 
-The epoch in the object's name decides (`remote.gc.orphan_search`): the writer of an older epoch is fenced, so no such
-upload can become an object that counts. Every request, a page of a listing included, passes the one retry layer and has
-a deadline. Bucket lifecycle and IAM policies are compared by content, in any order; their requests are not retried.
+The epoch in the object's name decides (`remote.gc.orphan_search`): the writer of an older epoch is fenced. Every
+request, a page of a listing included, passes the one retry layer and has a deadline. Bucket lifecycle and IAM policies
+are compared by content, in any order; their requests are not retried.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The one retry layer: a store that retries `Unavailable` until a deadline.
+"""The one retry layer: a store that retries `Unavailable` until a deadline, with exponential backoff and full jitter.
 
-Exponential backoff with full jitter. An outer layer never retries the final error, so nesting is harmless. The clients'
-own retries are disabled, because two layers would multiply. All calls share a **budget** of retries: successes earn
-them, failures spend them. So an outage does not multiply the load that may have caused it.
+An outer layer never retries the final error, so nesting is harmless. The clients' own retries are disabled, because two
+layers would multiply. All calls share a **budget** of retries: successes earn them, failures spend them. So an outage
+does not multiply the load that may have caused it.
 """
 
 from __future__ import annotations
