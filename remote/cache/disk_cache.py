@@ -152,7 +152,7 @@ class CachedFiles:
             self._on_error(error)
 
     def _not_stored(self, aside: str, error: Exception) -> None:
-        """Skip a file that a full disk has no room for. Every other error turns the cache off."""
+        """Skip a file that a full disk has no room for; handle every other error."""
         if not (isinstance(error, DiskFailed) and error.lacks_room):
             self._on_error(error)
             return

@@ -10,11 +10,8 @@ The listing is read before the manifests, and these before the objects: a concur
 | pages | the manifest's summary of a page agrees with its entries |
 | pending deletes | no entry names them; a deleted one is no finding |
 
-| severity | finding |
-|---|---|
-| CORRUPT | every failed check above |
-| WARNING | a hole between two entries above the log start; an object with an unknown name, which is never touched |
-| INFO | objects that no manifest names, with their bytes; only uploads of the present epoch may still be named |
+A failed check is CORRUPT. A hole between two entries above the log start, and an object with an unknown name, which is
+never touched, are WARNINGs. Objects that no manifest names are INFO; uploads of the present epoch may still be named.
 
 Memory: the entries of the manifests, one name for each object.
 """

@@ -27,7 +27,7 @@ they are used and never sent. Source: `RsaEncryptionProvider`, `AesEncryptionPro
 
 The list of a variable chunk index is base64 of a zstd frame of: int32 count; for one chunk its int32 size; for more an
 int32 base, int8 width w, (count - 1) unsigned numbers of w bytes above the base, and the last size as int32, all
-big-endian. Every number of a manifest is bounded before memory is allocated for it. Source: `SegmentManifestV1`,
+big-endian. Every number is bounded before memory is allocated for it. Source: `SegmentManifestV1`,
 `ChunkSizesBinaryCodec` of Aiven-Open/tiered-storage-for-apache-kafka.
 """
 

@@ -132,10 +132,7 @@ def _log_directories(store: ObjectStore) -> Iterator[Layout]:
 
 
 class KafkaLocalFormat:
-    """Kafka's LocalTieredStorage: a directory per partition, files per segment, no completion mark.
-
-    The url may or may not include the directory ``kafka-tiered-storage``.
-    """
+    """Kafka's LocalTieredStorage: a directory per partition, at the url or in its ``kafka-tiered-storage``."""
 
     layout = Layout.LOCAL_TIERED_STORAGE
 

@@ -11,7 +11,7 @@ of the bucket. A manager that writes does not use this cache.
 `SealMemory` records **sealed manifests** over restarts, in the file ``sealed-manifests`` in a log directory: JSON, from
 the partition's prefix to the newest sequence and commit id. A bucket without this manifest, and without a newer sealed
 one, was rolled back or forged. The file is a lower bound: it is written at once for the first manifest, then at most
-every KEEP_INTERVAL_MS, and at the end. A disk error only causes a log line.
+every KEEP_INTERVAL_MS, and at the end. A disk error is logged.
 """
 
 from __future__ import annotations

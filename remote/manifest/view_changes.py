@@ -4,8 +4,7 @@ Readers see only `switch_view`. Unlinked objects stay for the grace period, for 
 
 **View catalog.** Without a bucket the file ``view-catalog`` of a partition holds the views and the pending deletes;
 keys are relative to the partition's directory. The bytes are a line with format, CRC32C and length, then JSON. Every
-process that opens the partition for writing and changes the catalog raises `epoch`: a run of an earlier epoch was
-interrupted.
+process that changes it raises `epoch`: a run of an earlier epoch was interrupted.
 """
 
 from __future__ import annotations

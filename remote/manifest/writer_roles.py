@@ -31,8 +31,8 @@ manifest before it, so neither process overwrites the other's changes.
 | crash after its commit (one manifest) | all of its work | the same |
 
 The rule about orphans protects the co-writer's uploads: before their commit they are unnamed objects of the newest
-epoch (`remote.gc.orphan_search`). After the start of another epoch they can never be named: the co-writer is fenced. To
-fence all co-writers and delete their remains, raise the epoch; every manager does that at its start.
+epoch (`remote.gc.orphan_search`). To fence all co-writers and delete their remains, raise the epoch; every manager does
+that at its start.
 
 **RESUMED**: an ingest starts its epoch in one process and commits, as a co-writer, in others (`tiered.jobs.ingest`). It
 may also do what a co-writer must not do, because the epoch is its own.

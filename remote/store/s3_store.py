@@ -1,17 +1,17 @@
 """The S3 store, over s3fs: every operation is one request where S3 has one for it.
 
 - s3fs's retries, cached listings, read-ahead, and additional HEADs are disabled or bypassed.
-- Every body and every part is sent with the CRC32 that botocore adds by default, and S3 refuses a body that differs.
-  The user's `config_kwargs` can disable the CRC32.
+- Every body and part is sent with the CRC32 that botocore adds by default; S3 refuses a body that differs. The user's
+  `config_kwargs` can disable the CRC32.
 - Large uploads are sent in parts, each retried alone, and are invisible until completed. A failed upload is aborted;
   `remote.store.unfinished_uploads` or a lifecycle rule removes the uploads of a killed process.
 - A completion with a lost answer is resolved by the object's size. Names are never reused: it can only be this upload.
-- `parts_max` parts of all uploads are sent at once. Each upload holds one more part, made while it waits for a slot. So
-  an upload never waits for memory that only it could free.
+- `parts_max` parts of all uploads are sent at once. Each upload holds one more part, made while it waits for a slot, so
+  it never waits for memory that only it could free.
 - A file system must not be used in a forked child, so every process makes its own at its first request. Wrong options
   raise InvalidRequest there, with their names and no values.
-- A client reads the keys in a file or a profile once. If they are refused later, they may have been replaced: the
-  client is rebuilt, and the call raises Unavailable. The refusal of a client younger than CLIENT_AGE_MIN_S is final.
+- A client reads the keys in a file or a profile once. If they are refused later, the client is rebuilt, and the call
+  raises Unavailable. The refusal of a client younger than CLIENT_AGE_MIN_S is final.
 """
 
 from __future__ import annotations
