@@ -32,7 +32,6 @@ from policies.compaction import cleaning_deferrals, cleanings, replacements
 from policies.copy_lag import are_uploads_held
 from policies.decisions import (
     Action,
-    AdvanceCleanedOffset,
     AdvanceLogStart,
     CleanLog,
     Code,
@@ -80,7 +79,10 @@ def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
     cleaned = cleanings(snapshot)
     replaced = [] if cleaned else replacements(snapshot, going={one.ulid for one in expired})
     if are_uploads_held(snapshot):
-        replaced, dropped = _without_uploads(replaced, dropped)
+        # The replacements wait, and the drops from their first segment on.
+        first = min((each.base_offset for each in replaced if isinstance(each, ReplaceRemote)), default=None)
+        replaced = [each for each in replaced if not isinstance(each, ReplaceRemote)]
+        dropped = [each for each in dropped if first is None or each.next_offset <= first]
     return [
         *rolls(snapshot, going_count=len(dropped) + len(ended)),
         *cleaned,
@@ -125,15 +127,6 @@ def plan(snapshots: Iterable[PartitionSnapshot], now_ms: int) -> Plan:
         decisions={partition: found for partition, found in decided.items() if found},
         deferrals={partition: found for partition, found in waiting.items() if found},
     )
-
-
-def _without_uploads(
-    replaced: Sequence[ReplaceRemote | AdvanceCleanedOffset], dropped: Sequence[DropLocal]
-) -> tuple[list[ReplaceRemote | AdvanceCleanedOffset], list[DropLocal]]:
-    """Remove the replacements, which wait during a pause, and the drops from their first segment on."""
-    first = min((each.base_offset for each in replaced if isinstance(each, ReplaceRemote)), default=None)
-    others = [each for each in replaced if not isinstance(each, ReplaceRemote)]
-    return [*others], [each for each in dropped if first is None or each.next_offset <= first]
 
 
 def _advance(snapshot: PartitionSnapshot, expired: list[ExpireRemote], ended: list[DropLocal]) -> list[AdvanceLogStart]:

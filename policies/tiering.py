@@ -9,14 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from local.facts import SegmentInfo
-from policies.copy_lag import (
-    NEVER,
-    due_reason,
-    segment_due_ms,
-    uncopied,
-    uncopied_with_newer,
-    wait_reason,
-)
+from policies.copy_lag import NEVER, due_reason, segment_due_ms, uncopied, uncopied_with_newer, wait_reason
 from policies.decisions import Action, Code, CopySegment, Deferral, RollActive, put_off
 from policies.formatting import format_ms
 from policies.retention import local_limits
@@ -99,7 +92,10 @@ def copy_deferrals(
     found: list[Deferral] = []
     for segment, newer_bytes in uncopied_with_newer(snapshot):
         if segment.base_offset not in planned:
-            found.append(_copy_deferral(snapshot, segment, newer_bytes))
+            in_order = Code.ORDER, "segments are copied in the order of their offsets, and an earlier segment waits"
+            code, why = _partition_hindrance(snapshot) or _hindrance(snapshot, segment, newer_bytes) or in_order
+            due = segment_due_ms(snapshot, segment, newer_bytes) if code is Code.COPY_LAG else NEVER
+            found.append(put_off(Action.COPY, segment, code, why, int(due) if due < NEVER else None))
         elif is_cleaning:
             found.append(put_off(Action.COPY, segment, Code.CLEANING, "the log must be cleaned first"))
     active = snapshot.active
@@ -122,13 +118,6 @@ def _hindrance(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: i
     if newer_bytes is not None and segment_due_ms(snapshot, segment, newer_bytes) > snapshot.now_ms:
         return Code.COPY_LAG, wait_reason(snapshot.rules)
     return None
-
-
-def _copy_deferral(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int) -> Deferral:
-    in_order = Code.ORDER, "segments are copied in the order of their offsets, and an earlier segment waits"
-    code, why = _partition_hindrance(snapshot) or _hindrance(snapshot, segment, newer_bytes) or in_order
-    due = segment_due_ms(snapshot, segment, newer_bytes) if code is Code.COPY_LAG else NEVER
-    return put_off(Action.COPY, segment, code, why, int(due) if due < NEVER else None)
 
 
 def _partition_hindrance(snapshot: PartitionSnapshot) -> tuple[Code, str] | None:

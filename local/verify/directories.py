@@ -3,7 +3,7 @@
 | file | compared with |
 |---|---|
 | ``.log`` | its checksums and structure, its name, the next segment's; with `deep` every record to the last byte |
-| ``.index``, ``.timeindex`` | the batches (`local.verify.index_checks`) |
+| ``.index``, ``.timeindex`` | the batches (`local.verify.segment_checks`) |
 | ``.txnindex``, ``.snapshot`` | the result of a replay of all batches |
 | ``leader-epoch-checkpoint`` | the epochs in the batches |
 | the checkpoints of the log directory | the ends of the logs |
@@ -32,8 +32,14 @@ from local.log.leader_epochs import EpochRange, LeaderEpochs
 from local.names import TopicPartition, parse_marked_directory, parse_partition_directory, parse_segment_file
 from local.storage import Storage, join, parent
 from local.verify.findings import Finding, Severity, damaged, finding, unreadable, worst
-from local.verify.index_checks import INTERVAL_BYTES
-from local.verify.segment_checks import OnBytes, SegmentPlace, SegmentReport, check_producers, check_segment
+from local.verify.segment_checks import (
+    INTERVAL_BYTES,
+    OnBytes,
+    SegmentPlace,
+    SegmentReport,
+    check_producers,
+    check_segment,
+)
 
 _TRIES = 3  # reads of a segment that seems damaged while another process may change it
 _CHECKPOINTS = (names.RECOVERY_POINTS, names.LOG_START_OFFSETS, names.CLEANER_OFFSETS)  # in the order of `Vouched`

@@ -29,6 +29,7 @@ KINDS = ("storage", "index", "waiting", "requests", "retrieval", "early_deletion
 VARIANTS_MAX = 2000
 # Limits of the simulated window; a longer month is scaled from it.
 SEGMENTS_PER_WINDOW, TICKS_PER_WINDOW = 1000, 20
+_simulated = lru_cache(maxsize=2048)(simulate)  # the result is shared: callers must not modify it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,19 +144,13 @@ def month_of(stream: Stream, prices: PriceTable) -> Simulated:
     ticks = max(TICKS_PER_WINDOW, -(-segment_ms * SEGMENTS_PER_WINDOW // workload.tick_ms))
     window_ms = min(DAYS_PER_MONTH * DAY_MS, ticks * workload.tick_ms)
     min_days = sorted({each.min_days for each in prices.classes.values()})
-    found = _simulated(workload, stream.rules, window_ms, tuple(min_days))
+    found = _simulated(workload, stream.rules, window_ms=window_ms, min_days=tuple(min_days))
     factor = DAYS_PER_MONTH * DAY_MS / window_ms
     short = {days: each * factor for days, each in found.short_byte_days.items()}
     counts = found.counts.times(factor)
     if stream.workload.reads is not None:
         counts += _reads(found, stream)
     return replace(found, counts=counts, short_byte_days=short)
-
-
-@lru_cache(maxsize=2048)
-def _simulated(workload: Workload, rules: PartitionRules, window_ms: int, min_days: tuple[float, ...]) -> Simulated:
-    """Simulate once per distinct input. The result is shared: callers must not modify it."""
-    return simulate(workload, rules, window_ms=window_ms, min_days=min_days)
 
 
 def _reads(month: Simulated, stream: Stream) -> Counts:

@@ -25,7 +25,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from math import ceil, inf
 from typing import NamedTuple
@@ -54,11 +54,10 @@ def simulate(
     *,
     window_ms: int,
     min_days: Iterable[float] = (),
-    rule: PageRule | None = None,
 ) -> Simulated:
     """Simulate `window_ms` of a partition that has run for longer than its retention."""
     schedule = Schedule(workload, rules)
-    partition = _Partition(schedule, _Bucket(schedule, rule or PageRule(), min_days))
+    partition = _Partition(schedule, _Bucket(schedule, PageRule(), min_days))
     partition.fill()
     return partition.run(window_ms)
 
@@ -352,15 +351,6 @@ class _Readers:
         counts.bytes_out += opened_bytes + segments * self._schedule.copied_bytes
 
 
-@dataclass(slots=True)
-class _Sums:
-    objects: float = 0.0
-    index_bytes: float = 0.0
-    waiting_bytes: float = 0.0
-    local_bytes: float = 0.0
-    both_bytes: float = 0.0
-
-
 class _Partition:
     """The loop of maintenance passes. Each step's position is the number of segments that it has done."""
 
@@ -368,7 +358,7 @@ class _Partition:
         self._schedule, self._bucket, self._rules = schedule, bucket, schedule.rules
         reads = schedule.workload.reads
         self._readers = _Readers(reads, bucket, schedule) if reads is not None else None
-        self._sums = _Sums()
+        self._sums = dict.fromkeys(("objects", "index_bytes", "waiting_bytes", "local_bytes", "both_bytes"), 0.0)
         self._now_ms = 0
         self._settled_ms = -1  # the last pass that has run
         self._closed = self._cleaned = self._copied = self._dropped = self._expired = 0
@@ -410,18 +400,14 @@ class _Partition:
                 self._readers.read(self._now_ms, self._expired, self._dropped, self._copied)
             self._settled_ms = self._now_ms
         self._pass_time(end_ms)
-        schedule, sums, objects = self._schedule, self._sums, self._sums.objects / window_ms
+        schedule, averages = self._schedule, {name: total / window_ms for name, total in self._sums.items()}
         return Simulated(
             counts=self._bucket.counts,
-            stored_bytes=objects * schedule.stored_bytes,
-            objects=objects,
-            small_bytes=objects * schedule.indexes_bytes,
-            index_bytes=sums.index_bytes / window_ms,
-            waiting_bytes=sums.waiting_bytes / window_ms,
-            local_bytes=sums.local_bytes / window_ms,
-            both_bytes=sums.both_bytes / window_ms,
+            stored_bytes=averages["objects"] * schedule.stored_bytes,
+            small_bytes=averages["objects"] * schedule.indexes_bytes,
             object_bytes=schedule.stored_bytes,
             short_byte_days=self._bucket.short_byte_days,
+            **averages,
         )
 
     def _next_pass(self) -> float:
@@ -442,18 +428,15 @@ class _Partition:
     def _pass_time(self, now_ms: int) -> None:
         span_ms, bucket, sums = now_ms - self._now_ms, self._bucket, self._sums
         manifests = bucket.sequence - bucket.boundary
-        sums.objects += span_ms * (self._copied - self._expired)
-        sums.index_bytes += span_ms * (bucket.manifest_bytes * manifests + bucket.page_bytes)
-        sums.waiting_bytes += span_ms * bucket.pending.size_bytes
-        sums.local_bytes += span_ms * self._local_bytes((self._now_ms + now_ms) / 2)
-        sums.both_bytes += span_ms * (self._copied - self._dropped) * self._schedule.object_bytes
-        self._now_ms = now_ms
-
-    def _local_bytes(self, moment: float) -> float:
+        sums["objects"] += span_ms * (self._copied - self._expired)
+        sums["index_bytes"] += span_ms * (bucket.manifest_bytes * manifests + bucket.page_bytes)
+        sums["waiting_bytes"] += span_ms * bucket.pending.size_bytes
         schedule, of = self._schedule, self._schedule.workload
-        arrived = moment / of.batch_ms * of.batch_bytes  # a straight line through the steps
+        arrived = (self._now_ms + now_ms) / 2 / of.batch_ms * of.batch_bytes  # a straight line through the steps
         in_both = (self._copied - self._dropped) * schedule.object_bytes
-        return in_both + max(0.0, arrived - self._copied * schedule.rolled_bytes)
+        sums["local_bytes"] += span_ms * (in_both + max(0.0, arrived - self._copied * schedule.rolled_bytes))
+        sums["both_bytes"] += span_ms * (self._copied - self._dropped) * schedule.object_bytes
+        self._now_ms = now_ms
 
     def _apply_plan(self) -> bool:
         schedule, bucket, now_ms = self._schedule, self._bucket, self._now_ms

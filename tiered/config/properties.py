@@ -163,8 +163,12 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | No
 @lru_cache(maxsize=4096)
 def _sound(name: str, text: str) -> Value | None:
     """The value; None if malformed or out of range. Cached: hundreds of topics share a few settings."""
-    value = _parse(PROPERTIES[name], text)
-    return value if value is not None and _is_in_range(PROPERTIES[name], value) else None
+    row = PROPERTIES[name]
+    value = _parse(row, text)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return value
+    is_in_range = (row.minimum is None or value >= row.minimum) and (row.maximum is None or value <= row.maximum)
+    return value if is_in_range else None
 
 
 def _parse(row: Property, text: str) -> Value | None:
@@ -205,9 +209,3 @@ def _number(kind: type[int] | type[float], text: str) -> int | float | None:
         return kind(text)
     except ValueError:
         return None
-
-
-def _is_in_range(row: Property, value: Value) -> bool:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return True
-    return (row.minimum is None or value >= row.minimum) and (row.maximum is None or value <= row.maximum)

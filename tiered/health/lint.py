@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -88,7 +88,10 @@ def lint_config(
 ) -> list[Finding]:
     """Return the findings for a loaded configuration; `is_whole`: `topics` are all topics of the node."""
     lines = lines or TomlLines(config.path or "")
-    found = list(_own_keys(topics))
+    found: list[Finding] = []
+    for topic in topics:
+        for name, text in topic.properties.items():
+            found += _checked(name, text, f"topic {topic.name}", per_topic=True)
     if found:
         return found
     found += _of_manager(config, lines)
@@ -96,25 +99,22 @@ def lint_config(
     found += _globs(config, topics, lines) if is_whole else []
     found += _outranked(config, topics, lines)
     by_key_and_message: dict[tuple[str, str], Finding] = {}
-    for topic in [None, *topics] if is_whole and with_defaults else topics:
-        for each in _of_topic(config, topic, prices, lines):
+    for subject in [None, *topics] if is_whole and with_defaults else topics:
+        for each in _of_topic(config, subject, prices, lines):
             known = by_key_and_message.setdefault((each.key, each.what), each)
             if known is not each and known.topics:
                 by_key_and_message[each.key, each.what] = replace(known, topics=(*known.topics, *each.topics))
     return [*found, *by_key_and_message.values()]
 
 
+@dataclass(frozen=True, slots=True)
 class TomlLines:
-    """The line of each key of a ``tiered.toml``."""
+    """The line of each key of a ``tiered.toml``, by (section, key)."""
 
-    def __init__(
-        self,
-        path: str,
-        lines: Mapping[tuple[str, str], int] | None = None,
-        body: Mapping[str, object] | None = None,
-        file_findings: Sequence[Finding] = (),
-    ) -> None:
-        self.path, self._lines, self.body, self.file_findings = path, lines or {}, body or {}, file_findings
+    path: str
+    lines: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    body: Mapping[str, object] = field(default_factory=dict)
+    file_findings: Sequence[Finding] = ()
 
     @classmethod
     def read(cls, path: str) -> TomlLines:
@@ -136,7 +136,7 @@ class TomlLines:
 
     def where(self, section: str, key: str) -> str | None:
         """Return ``file:line`` of a key, else of its section's header; None if neither has a line."""
-        line = self._lines.get((section, key)) or self._lines.get((section, ""))
+        line = self.lines.get((section, key)) or self.lines.get((section, ""))
         return f"{self.path}:{line}" if line else None
 
     def where_from(self, setting: Setting) -> str:
@@ -210,12 +210,6 @@ def _keys_elsewhere(overrides: Mapping[str, str], environ: Mapping[str, str]) ->
             yield from _checked(ENVIRONMENT[variable].name, text, f"environment {variable}", per_topic=False)
     for name, text in overrides.items():
         yield from _checked(name, text, "-X", per_topic=False)
-
-
-def _own_keys(topics: Iterable[Topic]) -> Iterator[Finding]:
-    for topic in topics:
-        for name, text in topic.properties.items():
-            yield from _checked(name, text, f"topic {topic.name}", per_topic=True)
 
 
 def _checked(name: str, text: str, where: str, *, per_topic: bool) -> Iterator[Finding]:

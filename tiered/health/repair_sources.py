@@ -55,7 +55,7 @@ from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.manifest_lookup import Pages
 from remote.manifest.manifest_page import Rows, encode_page, summary_contradiction
 from remote.manifest.page_out import waiting_keys
-from remote.segment_entry import UNKNOWN_MAKER, IndexRange, SegmentEntry
+from remote.segment_entry import UNKNOWN_MAKER, SegmentEntry
 from remote.segments.encryption import KeyRing
 from remote.segments.index_bundle import RAW, IndexBundle, decode_bundle, encode_bundle
 from remote.segments.object_encoding import CODECS, open_ring
@@ -294,6 +294,9 @@ def _entry_of(store: ObjectStore, prefix: str, key: str, page: PageEntry, modifi
     except NotFound as error:
         raise Corrupt("cannot repair a manifest page, a segment has no indexes", page=page.key, object=key) from error
     bundle = decode_bundle(body)
+    again, ranges = encode_bundle(bundle)
+    if len(again) != len(body):
+        raise Corrupt("cannot repair a manifest page, an index bundle has another format", size_bytes=len(body))
     bare = SegmentEntry(
         ulid=says.ulid,
         base_offset=says.base_offset,
@@ -308,7 +311,7 @@ def _entry_of(store: ObjectStore, prefix: str, key: str, page: PageEntry, modifi
         data_key=key,
         indexes_key=indexes,
         indexes_bytes=0,
-        indexes=_ranges(bundle, len(body)),
+        indexes=ranges,
         cleaned_through=page.cleaned_through,
         committed_ms=modified_ms,
     )
@@ -326,13 +329,6 @@ def _entry_of(store: ObjectStore, prefix: str, key: str, page: PageEntry, modifi
         max_timestamp_ms=facts.max_timestamp_ms,
         min_timestamp_ms=facts.min_timestamp_ms,
     )
-
-
-def _ranges(bundle: IndexBundle, body_bytes: int) -> dict[str, IndexRange]:
-    body, ranges = encode_bundle(bundle)
-    if len(body) != body_bytes:
-        raise Corrupt("cannot repair a manifest page, an index bundle has another format", size_bytes=body_bytes)
-    return ranges
 
 
 class LocalCopies:
@@ -405,10 +401,11 @@ class Relatives:
         self, name: RemotePartitionName, entry: SegmentEntry, is_whole: IsWhole
     ) -> tuple[RemotePartitionName, SegmentEntry] | None:
         """Return a relative's entry with the same bytes in other, undamaged objects."""
-        objects = self._objects(name, entry)
+        objects, facts = self._objects(name, entry), (entry.offsets, entry.size_bytes, entry.content_crc32c)
         for other in self._of(name, entry):
             for each in self.entries(other):
-                if _is_same(each, entry) and not objects & self._objects(other, each) and is_whole(other, each):
+                is_same = (each.offsets, each.size_bytes, each.content_crc32c) == facts
+                if is_same and not objects & self._objects(other, each) and is_whole(other, each):
                     return other, each
         return None
 
@@ -438,7 +435,3 @@ class Relatives:
 
     def _objects(self, name: RemotePartitionName, entry: SegmentEntry) -> set[str]:
         return {key_in_other_topic(name.prefix, key) for key in (entry.data_key, entry.indexes_key)}
-
-
-def _is_same(one: SegmentEntry, other: SegmentEntry) -> bool:
-    return (one.offsets, one.size_bytes, one.content_crc32c) == (other.offsets, other.size_bytes, other.content_crc32c)

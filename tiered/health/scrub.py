@@ -29,7 +29,7 @@ from local.log.checkpoints import parse_entries
 from local.log.producer_state import decode_snapshot
 from local.records.batch_runs import BatchRuns, Run
 from local.verify.findings import CODES, Finding, Severity, damaged, finding
-from local.verify.index_checks import check_offset_index, check_time_index
+from local.verify.segment_checks import check_offset_index, check_time_index
 from remote.cache.chunk_cache import ChunkCache
 from remote.check.partition_check import BucketReport, can_list, is_still_named, survey_partition
 from remote.fetch.range_reader import RemotePartition

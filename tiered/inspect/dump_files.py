@@ -19,7 +19,7 @@ from local.log.checkpoints import parse_entries
 from local.log.producer_state import decode_snapshot, sequence_before
 from local.records.batch_runs import BatchRuns
 from local.verify.findings import Finding
-from local.verify.index_checks import check_offset_index, check_time_index, without_zeros
+from local.verify.segment_checks import check_offset_index, check_time_index, without_zeros
 from remote.keys import MANIFESTS
 from remote.manifest.manifest import STORED_MANIFEST, PageEntry, PendingDelete, PendingPageDelete, decode_manifest
 from remote.manifest.sealing import Sealer

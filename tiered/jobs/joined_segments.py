@@ -17,7 +17,7 @@ from itertools import accumulate
 from local.errors import Corrupt
 from local.format.batch_header import HEADER_BYTES, read_header
 from local.index import offset_index, time_index
-from local.verify.index_checks import INTERVAL_BYTES
+from local.verify.segment_checks import INTERVAL_BYTES
 from remote.fetch.range_reader import RemotePartition
 from remote.segment_entry import SegmentEntry
 from remote.segments.index_bundle import combine

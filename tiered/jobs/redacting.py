@@ -52,7 +52,7 @@ from local.kernels.pure_kernels import DROP, EMPTY, REBUILD, VERBATIM
 from local.log.producer_state import decode_snapshot
 from local.names import CLEANED, LOG, segment_file
 from local.storage import DiskStorage, Storage, join
-from local.verify.index_checks import INTERVAL_BYTES
+from local.verify.segment_checks import INTERVAL_BYTES
 from policies.cost.prices import BUILT_IN, PriceTable
 from policies.cost.storage_cost import DAYS_PER_MONTH, monthly_storage
 from policies.rules import deletion_due_ms

@@ -225,21 +225,16 @@ def copy_batches(storage: Storage, each: ClosedSegment, path: str, *, from_offse
                 file.append(data[int(table.positions[skipped]) : table.valid_bytes])
 
 
-def _sizes(storage: Storage, directory: str, suffix: str) -> dict[int, int]:
+def log_sizes(storage: Storage, directory: str, suffix: str = names.LOG) -> dict[int, int]:
     """Size in bytes of the files with that suffix, by their offset."""
     files = storage.list_files(directory).items()
     parsed = ((parse_segment_file(name), facts) for name, facts in files)
     return {each[0]: facts.size_bytes for each, facts in parsed if each is not None and each[1] == suffix}
 
 
-def log_sizes(storage: Storage, directory: str) -> dict[int, int]:
-    """Size in bytes of the ``.log`` files by base offset."""
-    return _sizes(storage, directory, names.LOG)
-
-
 def stable_offset(storage: Storage, directory: str) -> int:
     """The offset below which all transactions have ended, by the newest whole producer snapshot."""
-    for offset in sorted(_sizes(storage, directory, names.PRODUCER_SNAPSHOT), reverse=True):
+    for offset in sorted(log_sizes(storage, directory, names.PRODUCER_SNAPSHOT), reverse=True):
         path = join(directory, segment_file(offset, names.PRODUCER_SNAPSHOT))
         producers = _decoded_producers(storage.read(path))
         if producers is not None:

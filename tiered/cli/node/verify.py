@@ -189,7 +189,7 @@ def _verified(
     session: Session, storage: Storage, path: str, options: VerifyOptions, on_bytes: OnBytes, *, fix_index: bool
 ) -> list[Finding]:
     from local.verify.directories import verify
-    from local.verify.index_checks import fix_indexes
+    from local.verify.segment_checks import fix_indexes
     from tiered.health.bucket_verifying import verify_views
 
     found = [*verify(storage, path, options, on_bytes), *verify_views(storage, path)]
