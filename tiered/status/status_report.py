@@ -319,11 +319,9 @@ def all_usage(manager: LogManager, prices: PriceTable) -> dict[TopicPartition, S
 def usage_for(held: Partition, prices: PriceTable, rows: Iterable[SegmentEntry] | None = None) -> StorageUsage:
     """Return a partition's remote storage, empty without a manifest; `rows` as in `usage_of`."""
     manifest = held.manifest()
-    return (
-        StorageUsage()
-        if manifest is None
-        else usage_of(manifest, prices, manifest_bytes=size_of(manifest), entries=rows)
-    )
+    if manifest is None:
+        return StorageUsage()
+    return usage_of(manifest, prices, manifest_bytes=size_of(manifest), entries=rows)
 
 
 # -- rows: JSON, CSV and pages -----------------------------------------------------------------------------------------

@@ -54,8 +54,8 @@ def render(
     **facts: object,
 ) -> str:
     """Render a page of the section `here`. With `refresh_s` it refreshes with and without the `script`."""
-    given = {"here": here, "now_ms": now_ms, "age": age, "refresh_s": refresh_s, "script": script}
-    return _ENVIRONMENT.get_template(template).render(title=title, **given, **facts)
+    facts |= {"here": here, "now_ms": now_ms, "age": age, "refresh_s": refresh_s, "script": script}
+    return render_bare(template, title, **facts)
 
 
 def render_bare(template: str, title: str, **facts: object) -> str:

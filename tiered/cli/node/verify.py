@@ -124,19 +124,17 @@ def _verify_local(
                 found.append(finding("log-dir.missing", path))
                 continue
             found += _verified(session, storage, path, options, on_bytes, fix_index=fix_index)
-    rows = [_row(each) for each in sorted(found, key=lambda each: (-each.severity, each.where, each.at or 0))]
+    rows = []
+    for each in sorted(found, key=lambda each: (-each.severity, each.where, each.at or 0)):
+        base_offset, next_offset = each.offsets or (None, None)
+        facts = {"severity": each.state, "path": each.where, "what": each.line}
+        rows.append(VerifyFinding.of(each, base_offset=base_offset, next_offset=next_offset, **facts))
     if rows or output != "table":
         print_result(Verified(rows), output)
     kinds = (Severity.INFO, Severity.WARNING, Severity.CORRUPT)
     counts = " ".join(f"{kind.name.lower()}={sum(each.severity is kind for each in found)}" for kind in kinds)
     session.say(f"{len(paths)} verified: {counts}")
     return {Severity.CORRUPT: Exit.CORRUPTION, Severity.WARNING: Exit.FINDINGS}.get(worst(found), Exit.DONE)
-
-
-def _row(found: Finding) -> VerifyFinding:
-    base_offset, next_offset = found.offsets or (None, None)
-    facts = {"severity": found.state, "path": found.where, "what": found.line}
-    return VerifyFinding.of(found, base_offset=base_offset, next_offset=next_offset, **facts)
 
 
 def _index_intervals(session: Session, storage: Storage) -> tuple[int, dict[str, int]]:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from local.names import TopicPartition
     from remote.manifest.catalog import RemotePartitionName
     from tiered.jobs.bucket_compaction import CompactionOutcome, CompactionPlan
-    from tiered.jobs.topic_compaction import Estimate
 
 
 class CompactedPartition(PartitionRow):
@@ -142,7 +141,12 @@ def _estimate(session: Session, job: JobCommand, topic: str) -> int:
     with session.manager(read_only=True) as manager:
         found = estimate_topic(manager, topic, now_ms=now_ms())
         problems = topic_problems(manager, [topic])
-    job.print(CompactEstimated(dry_run=True, partitions=[_estimated(each) for each in found]))
+    rows = []
+    for each in found:
+        facts = {"upto_offset": each.log.first_uncleanable_offset, "invalid_records": each.keyless_records}
+        share = round(each.size_reduction, 4)
+        rows.append(EstimatedPartition.of(each.log.partition, each, each.log, size_reduction=share, **facts))
+    job.print(CompactEstimated(dry_run=True, partitions=rows))
     session.report_problems(problems)
     session.say("an estimate; nothing changed")
     return worst(problems.values())
@@ -175,12 +179,6 @@ def _clean(session: Session, job: JobCommand, topic: str, roll: bool) -> int:
     job.print(Compacted(dry_run=False, partitions=rows))
     session.report_problems(problems)
     return worst(problems.values())
-
-
-def _estimated(each: Estimate) -> EstimatedPartition:
-    log, share = each.log, round(each.size_reduction, 4)
-    facts = {"upto_offset": log.first_uncleanable_offset, "invalid_records": each.keyless_records}
-    return EstimatedPartition.of(log.partition, each, log, size_reduction=share, **facts)
 
 
 def _reduction(before: int, after: int) -> float:
