@@ -71,7 +71,6 @@ def advise(cleaner: CleanerFacts, logs: Sequence[LogFacts], runs: Sequence[Clean
 
 
 def _full_buffers(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> Iterator[Advice]:
-    """Find dirty sections that took several passes, because the offset map had no room for all keys."""
     found = {name: _cut_runs(name, cleaner, runs) for name in _names(runs)}
     cut = {name: some for name, some in found.items() if some}
     if not cut:
@@ -142,7 +141,6 @@ def _one_log_too_slow(name: TopicPartition, done: Sequence[CleaningRun], cleaner
 
 
 def _never_due(rules: PartitionRules) -> str | None:
-    """Find a topic whose retention deletes records before the cleaner may clean them."""
     retention_ms = rules.log_limits.ms
     if retention_ms is None or rules.min_compaction_lag_ms < retention_ms:
         return None
@@ -154,7 +152,6 @@ def _never_due(rules: PartitionRules) -> str | None:
 
 
 def _never_rolls(facts: LogFacts) -> str | None:
-    """Find an idle log with all uncleaned records in the active segment."""
     rules = facts.rules
     is_stuck = facts.closed_bytes == 0 and facts.active_bytes > 0 and facts.quiet_ms >= DAY_MS
     if not is_stuck or rules.segment_ms <= facts.quiet_ms:
@@ -167,7 +164,7 @@ def _never_rolls(facts: LogFacts) -> str | None:
 
 
 def _idle_passes(lag_ms: int | None, runs: Sequence[CleaningRun]) -> str | None:
-    """Find passes forced by `max.compaction.lag.ms` that gained almost nothing and delay other logs."""
+    """Find forced passes that gained almost nothing and delay other logs."""
     if lag_ms is None or len(runs) < RUNS_MIN:
         return None
     if any(run.delay_ms == 0 or run.size_reduction >= GAIN_MIN for run in runs):

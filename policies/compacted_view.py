@@ -33,10 +33,7 @@ RETRY_MS = 600_000  # the value of log.cleaner.uncleanable.retry.ms
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewBacklog:
-    """The records that a run would read, ``[from_offset, upto_offset)``, and its lost range (`gap`).
-
-    `size_bytes` counts whole segments or manifest pages of the source.
-    """
+    """The range that a run would read, and its lost range. `size_bytes` counts whole segments or pages."""
 
     is_built: bool
     from_offset: int

@@ -91,7 +91,6 @@ class LogToClean:
 
     @property
     def is_eligible(self) -> bool:
-        """Whether the log is dirty beyond the limit (strictly, as in Kafka), for too long, or half cleaned."""
         is_dirty = is_dirty_enough(self.cleanable_bytes, self.clean_bytes, self.min_dirty_ratio)
         return is_dirty or (self.cleanable_bytes > 0 and (self.delay_ms > 0 or self.is_unfinished))
 
@@ -127,10 +126,7 @@ def log_to_clean(snapshot: PartitionSnapshot) -> LogToClean:
 
 
 def cleanings(snapshot: PartitionSnapshot) -> list[CleanLog]:
-    """Return at most one pass, over ``[first dirty, first uncleanable)``, if the log is eligible.
-
-    No pass while the cleaner is paused, or while a copy reads files that a pass would replace.
-    """
+    """Return at most one pass; none while the cleaner is paused, or a copy reads files that it would replace."""
     if not snapshot.rules.cleanup_compact or snapshot.copying or not snapshot.may_clean:
         return []
     log = log_to_clean(snapshot)
@@ -138,7 +134,7 @@ def cleanings(snapshot: PartitionSnapshot) -> list[CleanLog]:
 
 
 def cleaning_deferrals(snapshot: PartitionSnapshot) -> list[Deferral]:
-    """Return a deferral for each closed dirty segment that `cleanings` does not name; oldest first."""
+    """Return a deferral for each closed dirty segment that `cleanings` omits; oldest first."""
     if not snapshot.rules.cleanup_compact:
         return []
     log, planned = log_to_clean(snapshot), {each.upto_offset for each in cleanings(snapshot)}
@@ -221,7 +217,6 @@ def first_uncleanable_offset(snapshot: PartitionSnapshot) -> int:
 
 
 def _is_too_young(snapshot: PartitionSnapshot, segment: SegmentInfo) -> bool:
-    """Whether a record is younger than `min.compaction.lag.ms`; a lag of 0 sets no bound."""
     lag_ms = snapshot.rules.min_compaction_lag_ms
     return lag_ms > 0 and segment.age_timestamp_ms > snapshot.now_ms - lag_ms
 
@@ -231,10 +226,7 @@ def _dirty_closed(snapshot: PartitionSnapshot, dirty_from: int) -> list[SegmentI
 
 
 def _overdue_from_ms(snapshot: PartitionSnapshot, dirty_from: int) -> int | None:
-    """The first ms at which a dirty record is older than `max.compaction.lag.ms`; None without either.
-
-    A timestamp of 0 or less counts as absent (Kafka).
-    """
+    """The first ms at which a dirty record is overdue; None without one. A time of 0 is absent (Kafka)."""
     lag_ms = snapshot.rules.max_compaction_lag_ms
     if lag_ms is None:
         return None

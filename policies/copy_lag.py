@@ -21,10 +21,7 @@ NEVER = inf
 def copy_due_ms(
     rules: PartitionRules, *, closed_ms: float, newest_ms: float, reached_ms: Callable[[int], float]
 ) -> float:
-    """Return the first time in ms at which a segment is due; `NEVER` where no time is known.
-
-    `reached_ms(n)` is the time at which n bytes are newer than the segment, `NEVER` while they are not.
-    """
+    """Return the first ms at which a segment is due. `reached_ms(n)`: when n bytes are newer. `NEVER`: unknown."""
     lag_ms, lag_bytes = rules.copy_lag_ms, rules.copy_lag_bytes
     by_age = NEVER if lag_ms is None else newest_ms + lag_ms
     by_size = NEVER if lag_bytes is None else reached_ms(lag_bytes)
@@ -34,13 +31,10 @@ def copy_due_ms(
 
 
 def copy_due_since_ms(snapshot: PartitionFigures) -> int | None:
-    """Return the time since which the oldest uncopied segment is due.
+    """Return the time since which the oldest uncopied segment is due, also while copies are held.
 
-    None while no segment is due, or where no time is known. A segment that is due only by `remote.copy.lag.bytes` has
-    no time.
-
-    Pauses, running copies and the end of the copy window do not matter: the segment stays due. Of a compacted topic
-    only cleaned segments are due.
+    None while no segment is due, and for one that is due only by `remote.copy.lag.bytes`. Of a compacted topic only
+    cleaned segments are due.
     """
     if not snapshot.is_tiered or snapshot.rules.copy_disabled:
         return None
@@ -68,7 +62,7 @@ def uncopied_with_newer(snapshot: PartitionFigures) -> Iterator[tuple[SegmentInf
 
 
 def segment_due_ms(snapshot: PartitionFigures, segment: SegmentInfo, newer_bytes: int) -> float:
-    """Return the time in ms from which a local segment may be copied, in the copy window."""
+    """Return the first ms at which a local segment may be copied, in the copy window."""
     due_ms, open_ms = _due_ms(snapshot, segment, newer_bytes), snapshot.rules.copy_window.next_open_ms(snapshot.now_ms)
     return due_ms if open_ms == snapshot.now_ms else max(due_ms, open_ms)
 
@@ -97,7 +91,6 @@ def without_copy_lag(snapshot: PartitionSnapshot) -> PartitionSnapshot:
 
 
 def due_reason(snapshot: PartitionFigures, segment: SegmentInfo) -> str:
-    """Return why a segment is due: ``a copy lag of 1h has passed``."""
     rules = snapshot.rules
     if rules.copy_lag_ms == 0 or rules.copy_lag_bytes == 0:
         return "not in the store yet"
@@ -107,7 +100,6 @@ def due_reason(snapshot: PartitionFigures, segment: SegmentInfo) -> str:
 
 
 def wait_reason(rules: PartitionRules) -> str:
-    """Return why a segment is not due, with the settings that the rule uses."""
     used = [] if rules.copy_lag_ms is None else [f"remote.copy.lag.ms={format_ms(rules.copy_lag_ms)}"]
     used += [] if rules.copy_lag_bytes is None else [f"remote.copy.lag.bytes={rules.copy_lag_bytes}"]
     lag = " or ".join(used) or "remote.copy.lag.ms and remote.copy.lag.bytes are unlimited"

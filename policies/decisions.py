@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 
 class Action(StrEnum):
-    """The action that is put off."""
-
     COPY = "copy"
     CLEAN = "clean"
     DROP = "drop"
@@ -226,7 +224,6 @@ Decision = (
 
 
 def place_of(decision: Decision) -> str:
-    """Return the half-open offsets of a decision, or its other object."""
     match decision:
         case RollActive():
             return f"[{decision.base_offset}, ...)"
@@ -246,8 +243,6 @@ def place_of(decision: Decision) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Total:
-    """Number of decisions of one kind, and the bytes they concern."""
-
     count: int = 0
     size_bytes: int = 0
 

@@ -29,11 +29,7 @@ class Broker:
 
 
 def choose_log_dir(dirs: Sequence[LogDirFacts], *, free_bytes_min: int = 0, free_share_min: float = 0.0) -> LogDirFacts:
-    """Choose the directory for a new partition.
-
-    Skips a directory with fewer than `free_bytes_min` bytes or less than `free_share_min` (0..1) of its file system
-    free. Raises DiskFailed, with the reason for each directory, if none remains.
-    """
+    """Choose a directory with this many free bytes and share (0..1). Raises DiskFailed, with all reasons."""
     reasons = {each.path: _reason_against(each, free_bytes_min, free_share_min) for each in dirs}
     fit = [each for each in dirs if reasons[each.path] is None]
     if not fit:

@@ -100,7 +100,7 @@ def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
 
 
 def deferrals(snapshot: PartitionSnapshot, planned: Sequence[Decision]) -> list[Deferral]:
-    """Return the copies, cleanings and local drops that `planned` (of `plan_partition`) puts off."""
+    """Return the copies, cleanings and local drops that `planned` puts off."""
     is_cleaning, is_rolling = (any(isinstance(each, kind) for each in planned) for kind in (CleanLog, RollActive))
     dropping = {each.base_offset for each in planned if isinstance(each, DropLocal)}
     held = {each.base_offset for each in local_drops(snapshot)} - dropping
@@ -116,7 +116,6 @@ def deferrals(snapshot: PartitionSnapshot, planned: Sequence[Decision]) -> list[
 
 
 def plan(snapshots: Iterable[PartitionSnapshot], now_ms: int) -> Plan:
-    """Return the plan for several partitions. A partition without decisions and deferrals is absent."""
     decided: dict[TopicPartition, list[Decision]] = {}
     waiting: dict[TopicPartition, list[Deferral]] = {}
     for snapshot in snapshots:

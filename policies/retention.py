@@ -50,7 +50,7 @@ MANIFESTS_AT_ONCE = 200  # each deletion leaves a permanent boundary object
 
 
 def expirations(snapshot: PartitionSnapshot) -> list[ExpireRemote]:
-    """Return the known entries to expire, oldest first, up to the first segment that is being copied."""
+    """Return the known entries to expire, oldest first, up to the first that is being copied."""
     limits = snapshot.rules.log_limits
     retained_bytes = log_bytes(snapshot) if limits.bytes is not None else 0
     first_copying = min(snapshot.copying, default=None)
@@ -111,7 +111,6 @@ def deletions(snapshot: PartitionSnapshot) -> list[DeletePending | DeletePage]:
 
 
 def manifest_collections(snapshot: PartitionSnapshot) -> list[CollectManifests]:
-    """Return at most one collection, once MANIFESTS_AT_ONCE manifests more than MANIFESTS_RETAINED exist."""
     upto = collectable_upto(snapshot.head_sequence, snapshot.manifests_gc_boundary)
     if not upto:
         return []
@@ -137,10 +136,7 @@ def page_to_know(snapshot: PartitionSnapshot) -> PageEntry | None:
 
 
 def log_bytes(snapshot: PartitionSnapshot) -> int:
-    """The size of the whole log for retention by size: committed entries plus records only on disk.
-
-    An unread page that contains the log start counts whole (`page_to_know`).
-    """
+    """The size for retention: committed entries, records only on disk, and whole unread pages (`page_to_know`)."""
     start = snapshot.log_start_offset
     only_local_from = max(start, snapshot.remote_next_offset or 0)
     remote_bytes = sum(entry.size_bytes for entry in snapshot.committed_parts if entry.next_offset > start)
@@ -208,10 +204,7 @@ def _unwanted(snapshot: PartitionSnapshot) -> list[DropLocal]:
 def _beyond(
     snapshot: PartitionSnapshot, segments: Sequence[SegmentInfo], retained_bytes: int, limits: Limits
 ) -> list[DropLocal]:
-    """Return the drops of `segments`, oldest first, up to the first that neither log start nor limits reach.
-
-    `retained_bytes` is the size of the log with all of them.
-    """
+    """Return the drops up to the first segment that must stay. `retained_bytes`: size of the log with all."""
     found: list[DropLocal] = []
     for segment in segments:
         if segment.next_offset <= snapshot.log_start_offset:
@@ -231,11 +224,7 @@ def _beyond(
 def local_expirations(
     snapshot: PartitionSnapshot, dropped: Sequence[DropLocal], expired: Sequence[ExpireRemote]
 ) -> list[DropLocal]:
-    """Return the local segments that retention expires, oldest first.
-
-    `dropped` and `expired` are the results of `local_drops` and `expirations` for the same snapshot. Empty while
-    segments are being copied, or if an older entry stays.
-    """
+    """Return the local segments that retention expires, oldest first; none during a copy or if an entry stays."""
     expired_count = len(expired) + sum(page.segment_count for page in snapshot.dead_pages)
     if snapshot.is_copying_on or expired_count < snapshot.committed_count:
         return []
@@ -269,5 +258,4 @@ def disk_relief(snapshots: Iterable[PartitionSnapshot], wanted_bytes: int) -> di
 
 
 def _is_droppable(snapshot: PartitionSnapshot, segment: SegmentInfo) -> bool:
-    """Whether no copy of the segment is in progress, and all its retained records are committed."""
     return segment.base_offset not in snapshot.copying and snapshot.has_safe_copy(segment)

@@ -1,7 +1,4 @@
-"""The resolved settings of one partition's topic, without inheritance. None always means *unlimited*.
-
-`tiered.config.properties` and `tiered.config.config` hold the names (`retention.ms`, ...) and resolve them.
-"""
+"""The resolved settings of one partition's topic. None always means *unlimited*."""
 
 from __future__ import annotations
 
@@ -19,7 +16,6 @@ class DailyWindow:
 
     @property
     def gap_ms(self) -> int:
-        """The time in ms between the end of the window and its next start."""
         return (self.start_ms - self.end_ms) % DAY_MS
 
     def next_open_ms(self, at_ms: int) -> int:
@@ -95,8 +91,6 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A limit by age in ms and a limit by size in bytes; None = unlimited."""
-
     ms: int | None
     bytes: int | None
 

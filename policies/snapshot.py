@@ -69,7 +69,6 @@ class PartitionFigures:
 
     @property
     def is_remote_unknown(self) -> bool:
-        """Whether the remote tier was never read: no plan covers the partition."""
         return self.is_tiered and self.head_sequence == 0
 
     @property
@@ -89,7 +88,6 @@ class PartitionFigures:
 
     @property
     def active(self) -> SegmentInfo | None:
-        """The last segment: it receives appends while the log is open for writing."""
         return self.segments[-1] if self.segments else None
 
     @property
@@ -108,7 +106,6 @@ class PartitionFigures:
 
     @property
     def committed_count(self) -> int:
-        """The number of entries that readers see, known or not."""
         return len(self.committed) + sum(page.segment_count for page in self.pages)
 
     @property
@@ -145,7 +142,7 @@ class PartitionFigures:
 
     @cached_property
     def named_keys(self) -> frozenset[str]:
-        """Return the names of all objects of known entries, in any state, and of the views in the manifest."""
+        """The names of all objects of known entries, in any state, and of the views."""
         entries = (*self.remote, *(entry for view in self.views for entry in view.entries))
         return frozenset(key for entry in entries for key in (entry.data_key, entry.indexes_key))
 
@@ -165,7 +162,6 @@ class PartitionFigures:
         return checkpoint if self.cleaner_reach <= checkpoint else 0
 
     def is_committed(self, base_offset: int, next_offset: int) -> bool:
-        """Whether committed entries hold every offset of the range; true for an empty range."""
         return self.coverage.holds(base_offset, next_offset)
 
     def has_safe_copy(self, segment: SegmentInfo) -> bool:
@@ -183,7 +179,6 @@ class PartitionSnapshot(PartitionFigures):
 
     @classmethod
     def of(cls, figures: PartitionFigures, *, stable_offset: int, may_clean: bool = True) -> PartitionSnapshot:
-        """Complete figures whose segments have their times."""
         known = {each.name: getattr(figures, each.name) for each in fields(PartitionFigures)}
         return cls(**known, stable_offset=stable_offset, may_clean=may_clean)
 
@@ -217,7 +212,6 @@ class Coverage:
 
     @property
     def next_offset(self) -> int | None:
-        """The offset after the highest held one; None without ranges."""
         return self.next_offsets[-1] if self.next_offsets else None
 
     def holds(self, base_offset: int, next_offset: int) -> bool:

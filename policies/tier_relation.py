@@ -34,8 +34,6 @@ class Relation(Enum):
 
 
 class Action(Enum):
-    """The actions that a relation allows or forbids."""
-
     SERVE = "serve reads from both tiers"
     APPEND = "append"
     MAINTAIN = "copy, clean, drop, expire"

@@ -26,7 +26,7 @@ def completes_commit(segments: int, size_bytes: int) -> bool:
 
 
 def commits_of(sizes: Iterable[int]) -> int:
-    """Return the number of commits for copies of segments of these sizes (bytes, in copy order)."""
+    """Return the number of commits for copies of segments of these sizes, in copy order."""
     commits = segments = uncommitted_bytes = 0
     for size_bytes in sizes:
         segments, uncommitted_bytes = segments + 1, uncommitted_bytes + size_bytes
@@ -36,10 +36,10 @@ def commits_of(sizes: Iterable[int]) -> int:
 
 
 def rolls(snapshot: PartitionSnapshot, going_count: int) -> list[RollActive]:
-    """Return at most one roll of the active segment; an empty segment never rolls.
+    """Return at most one roll of the active segment, which is not empty.
 
-    The newest record is older than `segment.ms`, or this plan removes all closed segments (`going_count`) and the
-    active one breaches a limit of the retention.
+    Its newest record is older than `segment.ms`, or this plan removes all closed segments (`going_count`) and it
+    breaches a limit of the retention.
     """
     active = snapshot.active
     if active is None or active.is_empty:
@@ -82,10 +82,7 @@ def copies(snapshot: PartitionSnapshot) -> list[CopySegment]:
 def copy_deferrals(
     snapshot: PartitionSnapshot, *, is_cleaning: bool = False, is_rolling: bool = False
 ) -> list[Deferral]:
-    """Return a deferral for each segment, also the active one, that the remote tier and `copies` lack.
-
-    Oldest first. `is_cleaning`, `is_rolling`: the plan cleans the log, or closes the active segment.
-    """
+    """Return a deferral for each segment, also the active one, that the tier and `copies` lack; oldest first."""
     if not snapshot.is_tiered:
         return []
     planned = {each.base_offset for each in copies(snapshot)}
@@ -132,7 +129,6 @@ def _partition_hindrance(snapshot: PartitionSnapshot) -> tuple[Code, str] | None
 
 
 def remote_unknown_deferrals(snapshot: PartitionFigures, why: str) -> list[Deferral]:
-    """Return a deferral of every closed segment with records, for an unknown remote tier."""
     return [put_off(Action.COPY, each, Code.REMOTE_UNKNOWN, why) for each in uncopied(snapshot)]
 
 
@@ -150,10 +146,7 @@ def idle_roll_ms(snapshot: PartitionSnapshot, active: SegmentInfo) -> int:
 
 
 def _breached(snapshot: PartitionSnapshot, active: SegmentInfo, going_count: int) -> str | None:
-    """Return why retention closes the active segment, None if it does not.
-
-    As in Kafka, the scan must reach the active segment: else an outage would cut the log into many small segments.
-    """
+    """None without a breach. As in Kafka the scan must reach the active segment: no outage cuts up the log."""
     if going_count < len(snapshot.closed):
         return None
     limits = local_limits(snapshot)

@@ -77,13 +77,12 @@ class VerifyOptions:
     known_names: frozenset[str] = frozenset()
 
     def interval_of(self, directory: str) -> int:
-        """``index.interval.bytes`` of the partition in that directory."""
         partition = parse_partition_directory(directory.rpartition("/")[2])
         return self.topic_intervals.get(partition.topic if partition else "", self.interval_bytes)
 
 
 class Vouched(NamedTuple):
-    """The checkpointed offsets of one partition; None if a checkpoint does not name it."""
+    """None: a checkpoint does not name the partition."""
 
     recovery_point: int | None = None
     log_start_offset: int | None = None
@@ -105,7 +104,7 @@ def verify(
 
 
 def size_of(storage: Storage, path: str) -> int:
-    """The bytes of log that `verify` will read: the total of a progress bar."""
+    """The bytes of log that `verify` will read."""
     if path.endswith(names.LOG):
         return _size(storage, path)
     total = 0

@@ -67,26 +67,20 @@ class Finding:
 
     @property
     def line(self) -> str:
-        """What is wrong and the next step, in one line."""
         return f"{self.what} ({self.next_step})" if self.next_step else self.what
 
     @property
     def state(self) -> str:
-        """The severity as a word, such as ``corrupt``."""
         return self.severity.name.lower()
 
     @property
     def check(self) -> str:
-        """The check that a code belongs to: its first word."""
         return self.code.partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingCode:
-    """A code of the catalog, such as ``log.torn``: the check, a dot, the rule.
-
-    `severity` and `next_step` are the usual ones. `text` and `next_step` may have names of facts in braces.
-    """
+    """A code such as ``log.torn``: the check, a dot, the rule. `text`, `next_step` may name facts in braces."""
 
     severity: str
     text: str
@@ -132,7 +126,6 @@ def finding(
 
 
 def message(code: str, **facts: object) -> str:
-    """The text of a code with these facts."""
     known = CODES[code]
     if not facts:
         return known.text
@@ -143,7 +136,6 @@ def message(code: str, **facts: object) -> str:
 
 
 def passed(check: str, what: str, where: str = "", *, severity: Severity = Severity.OK) -> Finding:
-    """The result of a check that found nothing wrong, or of one that was not possible."""
     return Finding(code=f"{check}.{severity.name.lower()}", severity=severity, where=where, what=what)
 
 

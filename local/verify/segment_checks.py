@@ -51,7 +51,7 @@ _GAP_REPORTED, _GAP_ODD = 4, 64
 def check_offset_index(
     data: bytes, base_offset: int, batches: BatchTable, *, path: str, interval_bytes: int = INTERVAL_BYTES
 ) -> list[Finding]:
-    """Check an ``.index`` against all batches of its segment. Returns no findings if it is sound."""
+    """Check an ``.index`` against all batches of its segment."""
     found, whole = _whole(data, offset_index.ENTRY_BYTES, path)
     relative, positions = offset_index.columns(whole)
     offsets = base_offset + relative
@@ -190,10 +190,7 @@ def _log(directory: str, base: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentPlace:
-    """A segment, and the facts known before it is read. `next_base` is None for the last segment of a log.
-
-    `may_be_torn`: its end may be unfinished. Offsets below `durable_to` were synced.
-    """
+    """A segment; `next_base` is None for the last one of a log. Offsets below `durable_to` were synced."""
 
     directory: str
     base_offset: int
@@ -400,13 +397,9 @@ def _of_indexes(
                 yield finding("txn-index.torn", path, at=len(data) - torn, bytes=torn)
 
 
-# -- producers: snapshots and transaction indexes, compared with a replay of all batches
-
-
 def check_producers(
     storage: Storage, directory: str, there: Sequence[str], reports: Sequence[SegmentReport]
 ) -> Iterator[Finding]:
-    """Compare aborted transactions and snapshots with a replay of every batch that has a producer."""
     snapshots: dict[int, list[ProducerEntry]] = {}
     for name in there:
         parsed = parse_segment_file(name)
@@ -469,7 +462,6 @@ class _Carried:
 
 
 def _check_cleaned(path: str, severity: Severity, report: SegmentReport, carried: _Carried) -> Iterator[Finding]:
-    """Check the transaction index of a cleaned segment by its batches (`local.index.txn_index`)."""
     if report.said is None:
         return
     problem = report.said.problem(report.aborted)

@@ -91,7 +91,6 @@ def bills(facts: Sequence[TopicFacts], prices: PriceTable, deleted: Sequence[Top
 
 
 def _bill(of: TopicFacts, stored: StorageDollars, prices: PriceTable) -> TopicBill:
-    # The metered period counts as a day at least.
     to_month = DAYS_PER_MONTH * DAY_MS / max(of.period_ms, DAY_MS)
     month = of.requests.times(to_month) if of.requests is not None else Counts()
     requests, retrieval = request_dollars(month, of.usage.data, prices)

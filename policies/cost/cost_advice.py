@@ -39,10 +39,7 @@ SETTINGS = ("segment.bytes", "remote.compression", "local.retention.ms")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSegment:
-    """One segment in the bucket: time since its upload, time until it expires (None: never).
-
-    The command of a move selects segments by `newest_ms`, the time of the newest record.
-    """
+    """A segment in the bucket: its age, the time to its expiry (None: never), its newest record."""
 
     stored_bytes: int
     storage_class: str
@@ -109,7 +106,6 @@ def advise_costs(
 
 
 def _settings(stream: Stream, prices: PriceTable) -> list[CostAdvice]:
-    """Return advice for each change of a setting that is worth a simulation."""
     today = cost_of([stream], Scenario(), prices).total
 
     def setting(variant: Scenario, key: str, value: str, reason: str) -> CostAdvice:
@@ -151,10 +147,7 @@ def _by_class(segments: Iterable[StoredSegment]) -> dict[str, int]:
 def _move(
     stream: Stream, segments: Sequence[StoredSegment], to: Prices, prices: PriceTable, stored: Mapping[str, int]
 ) -> CostAdvice | None:
-    """Return the best move to class `to`, None if it does not pay.
-
-    `stored` has the bytes by class of all topics: bytes leave the last and cheapest price band of a class first.
-    """
+    """Return the best move to class `to`, None if it does not pay. `stored`: bytes by class of all topics."""
     movable = _movable(segments, to)
     moved = _by_class(movable)
     now = sum(_leaving(movable, name, stored[name], prices.of(name)) for name in moved)
@@ -184,7 +177,6 @@ def _move(
 
 
 def _leaving(segments: Sequence[StoredSegment], name: str, stored_bytes: int, of: Prices) -> float:
-    """Return the dollars a month that the bill falls by when these segments leave one class."""
     leaving = [each for each in segments if each.storage_class == name]
     if of.later_bands:
         return sum(intelligent_storage(each.stored_bytes, 1, each.lived_ms / DAY_MS, of) for each in leaving)

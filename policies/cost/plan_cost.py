@@ -107,11 +107,9 @@ class PlanCost:
 
     @property
     def dollars(self) -> float:
-        """The one-time dollars, for requests and for early deletions."""
         return sum(each.dollars + each.early_dollars for each in self.lines)
 
     def without_dollars(self) -> PlanCost:
-        """Return the same cost where prices are unknown: all dollars are NaN."""
         lines = tuple(replace(each, dollars=nan, early_dollars=nan, monthly_dollars=nan) for each in self.lines)
         return replace(self, lines=lines, now=StorageDollars(nan, nan, nan))
 
@@ -335,10 +333,7 @@ def _line(place: _Place, decision: Decision, requests: Mapping[str, int]) -> Dec
 
 
 def _early_dollars(place: _Place, decision: Decision) -> float:
-    """Return the early deletion dollars of unlinked entries, each by its own class.
-
-    The grace period counts as lived. The age of unread entries of a page is unknown, so they cost nothing here.
-    """
+    """The grace period counts as lived. Entries of an unread page cost nothing: their age is unknown."""
     snapshot, dollars = place.snapshot, 0.0
     for entry in place.unlinked_entries(decision):
         lived_ms = snapshot.now_ms + snapshot.rules.delete_grace_ms - entry.committed_ms

@@ -96,8 +96,6 @@ class ScenarioCost:
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
-    """One break-even of two choices: the measured number, that of equal cost, the conclusion."""
-
     what: str
     value: float
     limit: float | None
@@ -111,7 +109,7 @@ class BreakEven:
 
 
 def changed(stream: Stream, variant: Scenario) -> Stream:
-    """Return the stream under other settings; local retention never exceeds the whole retention."""
+    """Return the stream under other settings; local retention never exceeds retention."""
     rules, workload = stream.rules, stream.workload
     times = {field: getattr(variant, field) for field in ("retention_ms", "local_retention_ms")}
     limits: dict[str, Any] = {field: None if ms < 0 else ms for field, ms in times.items() if ms is not None}
@@ -169,7 +167,6 @@ def _reads(month: Simulated, stream: Stream) -> Counts:
 
 
 def cost_of(streams: Sequence[Stream], variant: Scenario, prices: PriceTable) -> ScenarioCost:
-    """Return the dollars a month of all streams under a variant."""
     months = [(stream, month_of(stream, prices)) for stream in (changed(each, variant) for each in streams)]
     standard = prices.of(STANDARD)
 
@@ -228,7 +225,6 @@ def sensitivities(
 
 
 def break_evens(streams: Sequence[Stream], prices: PriceTable) -> list[BreakEven]:
-    """Return the points at which classes and sizes begin to pay, against the measured streams."""
     months = [(stream, month_of(stream, prices)) for stream in streams]
     stored = sum(_stored(each, month) for each, month in months)
     objects = sum(each.partitions * month.objects for each, month in months)
@@ -280,10 +276,7 @@ def _class_storage(stream: Stream, month: Simulated, of: Prices) -> float:
 
 
 def _intelligent(stream: Stream, month: Simulated, of: Prices) -> float:
-    """Return the dollars of a class that moves objects by itself; segment ages are spread evenly.
-
-    The share read in a month stays in the first tier, and all segments that are too small to be moved.
-    """
+    """Segment ages are spread evenly. The share read in a month and too small segments stay in the first tier."""
     retained_days = _retention_days(stream)
     stored, objects = _stored(stream, month), stream.partitions * month.objects
     if month.object_bytes < of.monitored_min_bytes:

@@ -26,7 +26,6 @@ IN_STANDARD = ("small_bytes", "index_bytes", "waiting_bytes")  # fields of `Stor
 
 
 def monthly_storage(size_bytes: float, prices: Prices = S3_STANDARD) -> float:
-    """Return the dollars per month for storing `size_bytes`, band by band."""
     rest = size_bytes / GIB
     dollars = 0.0
     for width, price in prices.storage_bands:
@@ -76,7 +75,6 @@ def retrieval_cost(size_bytes: float, prices: Prices = S3_STANDARD) -> float:
 
 
 def request_cost(*, puts: float = 0, gets: float = 0, lists: float = 0, prices: Prices = S3_STANDARD) -> float:
-    """Return the dollars for this many requests; deletes cost nothing."""
     return (puts * prices.put_per_1000 + gets * prices.get_per_1000 + lists * prices.list_per_1000) / 1000
 
 

@@ -149,10 +149,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """The requests, and the average bytes and objects, of one partition in a span of time.
-
-    `short_byte_days`: by minimum duration in days, the byte-days by which deleted data objects fell short of it.
-    """
+    """`short_byte_days`: by minimum duration in days, the byte-days that deleted data objects fell short of it."""
 
     counts: Counts
     stored_bytes: float

@@ -126,7 +126,6 @@ class Config:
         return (self.data_dir, *self.more_data_dirs)
 
     def int_of(self, name: str) -> int:
-        """The value of a manager's setting: a count, bytes or ms."""
         value = parse(name, self.topic_properties("")[name])
         assert isinstance(value, int), "the setting is a whole number"
         return value
@@ -172,7 +171,6 @@ class Config:
         return given
 
     def explain(self, topic: str, own: Mapping[str, str] | None = None) -> list[Setting]:
-        """Every effective setting and its origin, in the order of the property table."""
         effective = {name: Setting(name=name, value=value, origin="default") for name, value in DEFAULTS.items()}
         for origin, layer in self._layers(topic, _settings(own or {}, {"topic": topic}, per_topic=True)):
             effective |= {name: Setting(name=name, value=value, origin=origin) for name, value in layer.items()}
@@ -204,7 +202,7 @@ def last_changed_ns(path: str | int) -> int:
 
 
 def _read(path: str) -> tuple[dict[str, object], int]:
-    """Return content and modification time; the time is read first, so a later change is noticed."""
+    """Return content and modification time, which is read first: a later change is noticed."""
     try:
         with open(path, "rb") as file:
             changed_ns = last_changed_ns(file.fileno())

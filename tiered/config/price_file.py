@@ -63,7 +63,6 @@ def new_class(config: Config) -> str:
 
 
 def load_prices(path: str) -> PriceTable:
-    """The built-in prices overridden by the file at `path`. Raises NotFound and InvalidRequest."""
     try:
         return with_prices(BUILT_IN, msgspec.json.decode(DiskStorage().read(path), type=dict[str, object]))
     except NotFound:
@@ -95,7 +94,6 @@ def with_prices(base: PriceTable, body: Mapping[str, object]) -> PriceTable:
 
 
 def price_rows(table: PriceTable) -> dict[str, object]:
-    """The whole table as the object of a price file."""
     classes = {name: {key: getattr(each, key) for key in _OF_CLASS} for name, each in table.classes.items()}
     return {**{key: getattr(table, key) for key in _KEYS}, "classes": classes}
 

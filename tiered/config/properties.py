@@ -22,7 +22,7 @@ Value = int | float | bool | str | frozenset[str] | DailyWindow
 
 
 class Kind(Enum):
-    """The type of a value, by name in the table; the text describes its form."""
+    """The type of a value; the text describes its form."""
 
     MS = "a duration such as 7d, 90s or a number of ms"
     BYTES = "a size such as 512MiB or a number of bytes"
@@ -36,8 +36,6 @@ class Kind(Enum):
 
 
 class Source(Enum):
-    """The project that defined the property, and documents its meaning."""
-
     KAFKA = "kafka"
     TIERED = "tiered"
 
@@ -73,12 +71,10 @@ class Property:
 
     @property
     def environment_variable(self) -> str:
-        """``TIERED_RETENTION_MS`` for ``retention.ms``."""
         return "TIERED_" + self.name.replace(".", "_").upper()
 
     @property
     def expected(self) -> str:
-        """The form of a value, for messages and docs."""
         text = f"{self.kind.value} {', '.join(self.choices)}" if self.choices else self.kind.value
         if self.minimum is not None:
             text += f", at least {self.minimum}"
@@ -132,7 +128,6 @@ def broker_only(name: str) -> str | None:
 
 
 def names_of_logs() -> frozenset[str]:
-    """The names without effect of the family ``log.``."""
     return frozenset(name for name in _NO_EFFECT if name.startswith("log."))
 
 
@@ -154,7 +149,6 @@ def canonical(name: str, text: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The known name closest to a misspelt one; None if none is close."""
     import difflib
 
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)

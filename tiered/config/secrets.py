@@ -91,7 +91,6 @@ def load_key_ring(path: str | None, environ: Mapping[str, str]) -> KeyRing:
 
 
 def keyed_store(store: ObjectStore, path: str | None) -> ObjectStore:
-    """The store with the key ring of `load_key_ring`."""
     return keyed(store, load_key_ring(path, os.environ))
 
 

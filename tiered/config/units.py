@@ -70,7 +70,6 @@ def format_lasted(ms: int) -> str:
 
 
 def format_count(count: int) -> str:
-    """``91,204,118``."""
     return f"{count:,}"
 
 

@@ -52,7 +52,7 @@ NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepState:
-    """State of a step: `due` of `parts` parts (segments of a move, 1 for a setting) are not done."""
+    """A step of `parts` parts (segments of a move, 1 for a setting), of which `due` are not done."""
 
     step: Step
     parts: int
@@ -61,9 +61,6 @@ class StepState:
     @property
     def is_done(self) -> bool:
         return self.due == 0
-
-
-# -- making ------------------------------------------------------------------------------------------------------------
 
 
 def save_advice(manager: LogManager, advised: AdvisedCosts, now_ms: int, *, has_classes: bool = True) -> SavedPlan:
@@ -152,9 +149,6 @@ def _effective(manager: LogManager, topic: str, key: str) -> str:
 
 def _basis_name(step: AlterStep) -> str:
     return f"{step.topic} {step.key}"
-
-
-# -- doing -------------------------------------------------------------------------------------------------------------
 
 
 def check_advice(manager: LogManager, saved: SavedPlan) -> list[StepState]:

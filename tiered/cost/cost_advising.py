@@ -38,7 +38,6 @@ class AdvisedCosts:
     unread: Mapping[TopicPartition, LogError] = field(default_factory=dict)
 
     def rows(self) -> list[dict[str, object]]:
-        """Return flat fields for each piece of advice."""
         return [
             {field: getattr(each, field) for field in _FIELDS}
             | {"payback_months": each.payback_months if each.saved_dollars > 0 else None}
@@ -46,7 +45,6 @@ class AdvisedCosts:
         ]
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the rows as a pandas DataFrame. Raises ImportError."""
         import pandas
 
         return pandas.DataFrame(self.rows())
@@ -60,10 +58,7 @@ def cost_advice(
     least_dollars: float = 0.01,
     rates: Mapping[str | None, float] | None = None,
 ) -> AdvisedCosts:
-    """Return advice for tiered topics (None: all) that saves at least `least_dollars` a month.
-
-    `rates` as in `simulate_costs`. Raises NotFound for an unknown topic.
-    """
+    """Advise on tiered topics (None: all). `rates` as in `simulate_costs`. Raises NotFound."""
     prices = configured_prices(manager.config)
     found = measured_streams(manager, now_ms, topics, rates=rates)
     streams = [each.stream for each in found if each.stream is not None]
@@ -74,7 +69,7 @@ def cost_advice(
 
 
 def stored_segments_of(manager: LogManager, topic: str, now_ms: int) -> list[StoredSegment]:
-    """Return every segment of a topic in the bucket, without views: they are rebuilt."""
+    """Return a topic's segments in the bucket, without views: they are rebuilt."""
     return [
         _stored_segment(held, entry, now_ms) for held in manager.partitions.all([topic]) for entry in log_entries(held)
     ]

@@ -59,10 +59,7 @@ _UNITS_MS = {"s": 1000, "h": 3_600_000, "d": DAY_MS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A stream with its basis. `stream` is None for a topic without a forecast.
-
-    `warning` is the reason (a history below a day, an unreadable tier) and a next step; None for a topic without data.
-    """
+    """`stream` None: no forecast; `warning` says why, with a next step (None: a topic without data)."""
 
     topic: str
     stream: Stream | None
@@ -112,7 +109,6 @@ def measured(
     may_ask: bool = True,
     bytes_per_day: float | None = None,
 ) -> Measured:
-    """Measure one topic; each of its partitions counts as the average."""
     held = manager.partitions.all([topic])
     entries_of = {each.name: list(all_entries(each, may_ask=may_ask)) for each in held}
     rows = [row for each in entries_of.values() for row in each]
@@ -182,7 +178,6 @@ def _caveats(held: Sequence[Partition], pieces: Sequence[Piece], now_ms: int) ->
 
 
 def manifest_costs(manifest: Manifest) -> dict[str, Any]:
-    """Return sizes of a manifest and its parts: fields of `Workload`."""
     bare = replace(manifest, segments=(), pending_deletes=(), pages=(), views=())
     base = float(_encoded(bare))
     found: dict[str, Any] = {"manifest_base_bytes": base}
@@ -200,7 +195,7 @@ def manifest_costs(manifest: Manifest) -> dict[str, Any]:
 
 
 def _row_costs(bare: Manifest, rows: tuple[SegmentEntry, ...]) -> dict[str, Any]:
-    """Measure 1, 2, 4, ... and all entries: the first take the most bytes, because compression learns."""
+    """The first entries take the most bytes, because compression learns."""
     base, counts = _encoded(bare), [*takewhile(len(rows).__gt__, (1 << power for power in count())), len(rows)]
     curve = tuple((each, float(_encoded(replace(bare, segments=rows[:each])) - base)) for each in counts)
     found: dict[str, Any] = {"first_rows": curve}
@@ -290,9 +285,6 @@ def _reads(
     return counts.data_bytes_out / stored / months, max(1, counts.data_bytes_out // gets), period_ms
 
 
-# -- arrival rate ------------------------------------------------------------------------------------------------------
-
-
 class Piece(NamedTuple):
     """A part of the log in either tier, with the times of its oldest and newest record."""
 
@@ -370,7 +362,6 @@ def by_offsets(marks: Sequence[Sequence[Mark]], record_bytes: float) -> Arrival 
 
 
 def first_mark(beginning: Body) -> Mark | None:
-    """Return the mark of a segment's first batch; None without a batch or records."""
     first = read_header(beginning[:HEADER_BYTES])
     if first is None or not first.record_count or first.max_timestamp_ms < 0:
         return None
@@ -383,10 +374,7 @@ def given_arrival(bytes_per_day: float, partitions: int) -> Arrival:
 
 
 def steady(batch_bytes: float, bytes_per_ms: float) -> tuple[int, int]:
-    """Return (bytes of a batch, ms from one batch to the next) of a steady stream.
-
-    The ms are whole, so the bytes are adjusted for a busy partition. Without a rate the interval is RATE_MS.
-    """
+    """Return (bytes of a batch, whole ms to the next one) of a steady stream; RATE_MS without a rate."""
     size = max(1, round(batch_bytes))
     if not bytes_per_ms:
         return size, RATE_MS

@@ -53,18 +53,15 @@ Curve: TypeAlias = tuple[tuple[int | float, ScenarioCost], ...]  # costs by valu
 
 
 def class_of(text: str) -> str:
-    """Return a storage class by its short name or its name at S3."""
     return CLASS_NAMES.get(text.lower(), text.upper())
 
 
 def class_word(storage_class: str) -> str:
-    """Return the short name of a storage class."""
     names = {value: name for name, value in CLASS_NAMES.items()}
     return names.get(storage_class, storage_class.lower())
 
 
 def read_share(text: str) -> float | None:
-    """Parse ``10%`` or ``0.1``; None if it is malformed."""
     try:
         return float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
@@ -72,8 +69,6 @@ def read_share(text: str) -> float | None:
 
 
 class Axis(NamedTuple):
-    """A setting that a simulation can vary."""
-
     option: str  # name as an option of `tiered cost simulate`, and in a URL
     key: str  # the property
     label: str
@@ -104,9 +99,6 @@ _BOUNDS = {"ms": (60_000, 36_525 * DAY_MS), "bytes": (4096, 1 << 40), "share": (
 FIELD_OF = {axis.option: field for field, axis in AXES.items()}
 ALONG = ("retention_ms", "local_retention_ms", "segment_bytes", "part_bytes")
 _LEAST_MS = {"retention_ms": -1, "local_retention_ms": -2}  # values as in the settings: no limit, as retention.ms
-
-
-# -- words -------------------------------------------------------------------------------------------------------------
 
 
 def shown(variant: Scenario, *, is_short: bool = False) -> str:
@@ -146,9 +138,6 @@ def value_words(field: str, value: Value) -> str:
     return next((f"{int(value) // size}{unit}" for size, unit in units.items() if int(value) % size == 0), str(value))
 
 
-# -- results -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedCosts:
     """The cost of `today`, in dollars a month; `sensitivities` are single changes, the largest saving first."""
@@ -165,7 +154,6 @@ class SimulatedCosts:
 
     @property
     def largest_sensitivities(self) -> list[tuple[Scenario, float]]:
-        """The two changes with the largest savings above 0."""
         return [(each, dollars) for each, dollars in self.sensitivities if dollars > 0][:2]
 
 
@@ -188,7 +176,6 @@ class CostSimulation(SimulatedCosts):
         ]
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the rows as a pandas DataFrame. Raises ImportError."""
         import pandas
 
         return pandas.DataFrame(self.rows())
@@ -210,7 +197,7 @@ class CostLab(SimulatedCosts):
     by_class: Mapping[str, Curve]
 
     def value_today(self, field: str) -> Value:
-        """Return today's value of a setting in the largest stream, FOR_EVER_MS without a limit."""
+        """Today's value of a setting in the largest stream, FOR_EVER_MS without a limit."""
         return _value_of(_largest(self.streams), field)
 
     @property
@@ -220,7 +207,6 @@ class CostLab(SimulatedCosts):
 
 
 def cost_fields(cost: ScenarioCost) -> dict[str, object]:
-    """Return dollars a month, bytes and objects as flat fields."""
     return {
         "changes": shown(cost.variant),
         "dollars_per_month": cost.total,
@@ -231,9 +217,6 @@ def cost_fields(cost: ScenarioCost) -> dict[str, object]:
         "local_bytes": round(cost.local_bytes),
         "objects": round(cost.objects),
     }
-
-
-# -- simulations -------------------------------------------------------------------------------------------------------
 
 
 def simulate_costs(
@@ -259,7 +242,6 @@ def simulate_costs(
 def simulate_streams(
     measured: Sequence[Measured], axes: Axes | None = None, prices: PriceTable = BUILT_IN
 ) -> CostSimulation:
-    """Simulate as `simulate_costs`, with measured or synthetic streams."""
     streams = _streams(measured)
     if axes:
         check_axes(axes, prices)
@@ -334,7 +316,6 @@ def _place(streams: Sequence[Stream], variant: Scenario, along: str) -> int | fl
 
 
 def _value_of(stream: Stream, field: str) -> Value:
-    """Return today's value of a setting; FOR_EVER_MS without a limit."""
     rules, workload = stream.rules, stream.workload
     values: dict[str, Value | None] = {
         "retention_ms": rules.log_limits.ms,
@@ -347,9 +328,6 @@ def _value_of(stream: Stream, field: str) -> Value:
     }
     found = values[field]
     return FOR_EVER_MS if found is None else found
-
-
-# -- values ------------------------------------------------------------------------------------------------------------
 
 
 def read_scenario(query: Mapping[str, str]) -> Scenario:
@@ -372,7 +350,6 @@ def _read(field: str, text: str) -> Value:
 
 
 def default_axes(streams: Sequence[Stream], prices: PriceTable) -> dict[str, list[Value]]:
-    """Return single changes around today's settings."""
     largest = _largest(streams)
     retention, local = largest.rules.log_limits.ms, largest.rules.local_limits.ms
     segment = largest.workload.segment_bytes
@@ -388,12 +365,10 @@ def default_axes(streams: Sequence[Stream], prices: PriceTable) -> dict[str, lis
 
 
 def offered_classes(prices: PriceTable) -> list[str]:
-    """Return the storage classes that are priced and readable at once."""
     return [name for name, of in prices.classes.items() if of.is_readable]
 
 
 def check_axes(axes: Axes, prices: PriceTable) -> None:
-    """Raise InvalidRequest for an impossible value and for too many combinations."""
     count = 1
     for name, values in axes.items():
         if name not in AXES:

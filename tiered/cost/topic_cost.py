@@ -49,7 +49,6 @@ class CostReport:
 
     @property
     def all_unread(self) -> dict[TopicPartition, LogError]:
-        """`unread_deleted` and `unread`; the latter for a name in both."""
         return {**self.unread_deleted, **self.unread}
 
     @property
@@ -58,7 +57,6 @@ class CostReport:
         return None if self.all_unread else sum(each.total for each in self.bills)
 
     def rows(self) -> list[dict[str, object]]:
-        """Return flat fields for each topic, with unrounded dollars."""
         topics = {name.topic for name in self.unread} | {deleted_label(name.topic) for name in self.unread_deleted}
         return [
             bill_row(each, is_remote_read=each.topic not in topics, is_local_read=each.topic not in self.unopened)
@@ -66,7 +64,6 @@ class CostReport:
         ]
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the rows as a pandas DataFrame. Raises ImportError."""
         import pandas
 
         return pandas.DataFrame(self.rows())
@@ -100,7 +97,6 @@ def cost_report(manager: LogManager, now_ms: int, topics: Iterable[str] | None =
 def topic_facts(
     manager: LogManager, topic: str, prices: PriceTable, history: RequestHistory | None, now_ms: int
 ) -> TopicFacts:
-    """Return one topic's facts of both tiers, and its requests."""
     held = manager.partitions.all([topic])
     rows = {each.name: list(all_entries(each)) for each in held}
     local_bytes = both_bytes = 0

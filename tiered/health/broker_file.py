@@ -63,7 +63,7 @@ def read_entries(path: str) -> list[Entry]:
 
 
 def parse_entries(text: str) -> Iterator[Entry]:
-    """Parse as `java.util.Properties.load`. Raises InvalidRequest for an escape that it refuses."""
+    """Parse as `java.util.Properties.load`. Raises InvalidRequest for a refused escape."""
     for first, line in _joined(text):
         found = _LINE.fullmatch(line)
         if found is not None:
@@ -89,10 +89,7 @@ def _joined(text: str) -> Iterator[tuple[int, str]]:
 
 
 def broker_settings(entries: Sequence[Entry]) -> dict[str, str]:
-    """Return the settings of the entries, under tiered's names and units, for ``[defaults]``.
-
-    Raises InvalidRequest, with the names in the file, for a value that Kafka refuses and for contradictions.
-    """
+    """Return the settings for ``[defaults]``. Raises InvalidRequest, by names of the file, where Kafka would."""
     from tiered.config.config import check_combination
 
     meant = _meant(entries)
@@ -111,7 +108,6 @@ class Ignored:
 
 
 def without_effect(entries: Sequence[Entry]) -> list[Ignored]:
-    """Return every entry without effect, in the order of the file, with the reason."""
     overriding = dict(_overridden(entries))
     found = []
     for each in entries:
@@ -123,7 +119,6 @@ def without_effect(entries: Sequence[Entry]) -> list[Ignored]:
 
 
 def lint_broker_file(path: str) -> list[Finding]:
-    """Return all errors and warnings for the file at `path`. Raises as `read_entries`."""
     entries = read_entries(path)
     is_broker = any(each.name in _OF_BROKERS or each.name.startswith("log.") for each in entries)
     found = [
@@ -177,7 +172,6 @@ def _our_name(name: str) -> str | None:
 
 
 def _rank(name: str) -> int:
-    """Return 0 for the finest name of a setting, 1 for minutes, 2 for hours."""
     return 1 if name in _LATER else {"minutes": 1, "hours": 2}.get(name.rpartition(".")[2], 0)
 
 
@@ -225,7 +219,6 @@ def _unknown(where: str, name: str) -> Iterator[Finding]:
 
 
 def _overridden(entries: Sequence[Entry]) -> Iterator[tuple[Entry, Entry]]:
-    """Yield the entries of settings that another entry sets, with that entry."""
     meant = _meant(entries)
     for each in entries:
         name = _our_name(each.name)
@@ -245,8 +238,6 @@ def _of_kafka(path: str, entries: Mapping[str, Entry], effective: Mapping[str, S
 
 
 def _unescaped(text: str, line: int) -> str:
-    """Replace escapes. Raises InvalidRequest for ``\\u`` without four hex digits."""
-
     def character(found: re.Match[str]) -> str:
         if found[1] == "u":
             raise InvalidRequest(f"{_READING}, four hex digits follow \\u", line=line, text=repr(text))

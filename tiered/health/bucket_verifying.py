@@ -1,8 +1,4 @@
-"""Checks of `tiered verify` beyond the local logs: the bucket, and the compacted views.
-
-All manifests, pages, entries, names and sizes in a bucket are checked (metadata and one listing), and on request the
-content of all segments or of a sample.
-"""
+"""Checks of `tiered verify` beyond the local logs: the bucket, and the compacted views."""
 
 from __future__ import annotations
 
@@ -34,10 +30,7 @@ Telling = Callable[[int], AbstractContextManager[Callable[[int], None]]]  # byte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A `share` of the segments in the newest manifests: above 0, at most 1, at least one segment.
-
-    A segment's rank depends only on `seed` and its name. Raises InvalidRequest for another share.
-    """
+    """A `share` (above 0, at most 1) of the segments, at least one. `seed` and its name rank a segment."""
 
     share: float
     seed: int
@@ -56,7 +49,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketVerdict:
-    """Findings of a verification: of `segments` named segments the bytes of `read_segments` were decoded."""
+    """The bytes of `read_segments` of the `segments` named were decoded."""
 
     report: ScrubReport
     segments: int

@@ -86,11 +86,7 @@ def _files_max() -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patient:
-    """The node and its machine.
-
-    `store` None: not configured. `is_away`: the store has answered no call and failed one. `files_max` None: unlimited.
-    `lock_holder` returns None if it sees no process.
-    """
+    """`store` None: not configured. `is_away`: it answered no call and failed one. `files_max` None: no limit."""
 
     config: Config
     store: ObjectStore | None = None
@@ -120,7 +116,6 @@ def examine(config: Config, *, may_write: bool = True) -> Iterator[Finding]:
 
 
 def examine_node(patient: Patient) -> Iterator[Finding]:
-    """Yield findings as `examine`. Opens the configured store."""
     yield from run_checks(patient, NODE_CHECKS)
     if patient.config.remote_url is None:
         yield not_checked("store", "no store is configured: nothing is tiered")
@@ -180,7 +175,6 @@ def kernels(patient: Patient) -> Iterator[Finding]:
 
 
 def settings(patient: Patient) -> Iterator[Finding]:
-    """Report the findings of `tiered config lint` for the topics."""
     topics = TopicRegistry(patient.places).all()
     found = lint_config(patient.config, topics, with_defaults=False)
     for each in found:
@@ -301,7 +295,6 @@ def pauses(patient: Patient) -> Iterator[Finding]:
 
 
 def permissions(patient: Patient) -> Iterator[Finding]:
-    """Check list, create, read and delete one by one, and compare the store's clock with this machine's."""
     store, clock = patient.bucket, patient.clock_ms
     start_ms = clock()
     try:
@@ -336,7 +329,6 @@ def permissions(patient: Patient) -> Iterator[Finding]:
 
 
 def _deleted(store: ObjectStore, key: str, done: list[str]) -> Iterator[Finding]:
-    """Delete the probe if it was created, and report a store that refuses deletes."""
     if not done:
         return
     try:
@@ -351,7 +343,7 @@ def _deleted(store: ObjectStore, key: str, done: list[str]) -> Iterator[Finding]
 
 
 def _skew(modified_ms: int, before_ms: int, after_ms: int) -> Finding:
-    """Report the smallest difference of both clocks that the measurement proves."""
+    """Report the smallest difference that the measurement proves."""
     late, early = modified_ms - after_ms, before_ms - (modified_ms + RESOLUTION_MS)
     skew_ms = max(late, early, 0)
     if skew_ms < SKEW_WARNING_MS:
@@ -362,7 +354,6 @@ def _skew(modified_ms: int, before_ms: int, after_ms: int) -> Finding:
 
 
 def guarantees(patient: Patient) -> Iterator[Finding]:
-    """Check that the store creates an object only if absent, also in concurrent calls."""
     if not patient.may_write:
         yield not_checked("guarantees", "not tried")
         return
@@ -374,7 +365,7 @@ def guarantees(patient: Patient) -> Iterator[Finding]:
 
 
 def unfinished(patient: Patient) -> Iterator[Finding]:
-    """Report incomplete multipart uploads; they cost money and no listing shows them."""
+    """They cost money, and no listing shows them."""
     url, now_ms = patient.config.remote_url or "", patient.clock_ms()
     if not url.startswith("s3://"):
         return
@@ -393,7 +384,6 @@ def unfinished(patient: Patient) -> Iterator[Finding]:
 
 
 def partitions(patient: Patient) -> Iterator[Finding]:
-    """Open every partition read-only and check its log, manifest, pending deletes and pins."""
     now_ms = patient.clock_ms()
     with LogManager.open(
         patient.config, now_ms=now_ms, read_only=True, storage=patient.storage, store=patient.store
@@ -431,7 +421,6 @@ def _of_manifest(held: Partition) -> Iterator[Finding]:
 
 
 def _behind(held: Partition, manifest: Manifest) -> Finding:
-    """Report how the next start handles a log that ends below the bucket's end."""
     try:
         check_same_records(held, PartitionSource(held.name, None, held.remote, held.metadata), manifest)
     except LogError as problem:
@@ -440,7 +429,7 @@ def _behind(held: Partition, manifest: Manifest) -> Finding:
 
 
 def _pins(patient: Patient, held: Iterable[Partition], now_ms: int) -> Iterator[Finding]:
-    """Report pins that hold objects for long, and old expired pins; a fork's pin holds beyond its expiry."""
+    """A fork's pin holds objects beyond its expiry."""
     if patient.store is None:
         return
     with_manifests = [each for each in held if isinstance(each.metadata, MetadataLog)]

@@ -62,7 +62,7 @@ def lint_place(
     environ: Mapping[str, str] | None = None,
     topics: Sequence[str] | None = None,
 ) -> list[Finding]:
-    """Return the findings for the node with its ``tiered.toml`` at `path`. Raises NotFound, Corrupt."""
+    """Return the findings for the node of the ``tiered.toml`` at `path`. Raises NotFound, Corrupt."""
     lines = TomlLines.read(path)
     overrides, environ = overrides or {}, environ or {}
     found = [*lines.file_findings, *_keys_of_file(lines), *_keys_elsewhere(overrides, environ)]
@@ -140,7 +140,6 @@ class TomlLines:
         return f"{self.path}:{line}" if line else None
 
     def where_from(self, setting: Setting) -> str:
-        """Return the origin of an effective setting; the file with its line."""
         if not self.path or not setting.origin.startswith(f"{self.path} ["):
             return setting.origin
         section = setting.origin.removeprefix(f"{self.path} [")[:-1].replace('"', "")
@@ -148,7 +147,7 @@ class TomlLines:
 
 
 def _places(text: str) -> Iterator[tuple[tuple[str, str], int]]:
-    """Yield ((section, key), line) of every key at the start of a line, and of headers with an empty key."""
+    """Yield ((section, key), line) of every key; a header has an empty key."""
     section = ""
     for number, line in enumerate(text.splitlines(), 1):
         if header := _HEADER.fullmatch(line):
@@ -159,7 +158,6 @@ def _places(text: str) -> Iterator[tuple[tuple[str, str], int]]:
 
 
 def _path_of(header: str) -> list[str]:
-    """Return the parts of ``[topics."orders*"]``; empty for no header."""
     try:
         table: object = tomllib.loads(header)
     except tomllib.TOMLDecodeError:
@@ -307,7 +305,6 @@ def _refused(problem: LogError, where: str, key: str, topic: str = "") -> Findin
 
 
 def unknown(where: str, name: str, meant: str | None, kind: str = "key") -> Finding:
-    """Return the finding for an unknown name; `meant` is a similar known name."""
     what = f"unknown {kind}: {name}" + (f"; did you mean {meant}?" if meant else "")
     return finding("settings.unknown", where, key=name, what=what, next_step=f"write {meant}" if meant else "remove it")
 
@@ -323,7 +320,6 @@ class Subject:
 
     @classmethod
     def of(cls, name: str, settings: Mapping[str, Setting], price_table: PriceTable = BUILT_IN) -> Subject:
-        """Resolve the settings. Raises InvalidRequest for contradicting settings."""
         rules = resolve_rules({each.name: each.value for each in settings.values()})
         return cls(name=name, settings=settings, rules=rules, price_table=price_table)
 

@@ -131,9 +131,6 @@ class Repaired:
     failed: tuple[Untouched, ...] = ()
 
 
-# --- planning --------------------------------------------------------------------------------------------------------
-
-
 def plan_repair(
     store: ObjectStore, report: ScrubReport, *, keys: KeyRing = NO_KEYS, copies: LocalCopies | None = None
 ) -> RepairPlan:
@@ -249,9 +246,6 @@ class _Planner:
         return SegmentRepair(name=name, entry=entry, source="bucket")
 
 
-# --- doing -----------------------------------------------------------------------------------------------------------
-
-
 def run_repair(
     store: ObjectStore,
     plan: RepairPlan,
@@ -265,7 +259,7 @@ def run_repair(
     """Carry out a plan, pages first. A failed repair does not stop the others.
 
     `progress` gets the bytes of each repair. A plaintext entry is encrypted if `settings` of its topic name a key.
-    Raises Unavailable; raises other errors than Corrupt and NotFound after all other repairs.
+    Raises Unavailable; other errors than Corrupt and NotFound after all other repairs.
     """
     job = RepairJob(store=store, plan=plan, now_ms=now_ms, keys=keys, copies=copies, settings=settings)
     errors: dict[int, LogError] = {}
@@ -286,8 +280,6 @@ class RepairUnit(NamedTuple):
 
 @dataclass(kw_only=True)
 class RepairJob(LocalJob[RepairUnit, None, SegmentRepair | PageRepair]):
-    """The repairs of a plan, pages first; good copies may be on this machine's disk."""
-
     store: ObjectStore
     plan: RepairPlan
     now_ms: Clock

@@ -83,10 +83,7 @@ class _Bytes:
 
 
 def from_bucket(store: ObjectStore, prefix: str, entry: SegmentEntry, keys: KeyRing, *, is_last: bool) -> SegmentToCopy:
-    """Build the segment from its own data, with new indexes and facts. Raises Corrupt without a good copy.
-
-    `is_last`: the partition has no entry above.
-    """
+    """Build the segment from its own data. Raises Corrupt without a good copy. `is_last`: no entry is above."""
     entry = with_own_names(entry)
     found = _indexed(store, prefix, entry, keys) or _raw(store, prefix, entry)
     tables = _tables(found)
@@ -146,7 +143,6 @@ def _indexed(store: ObjectStore, prefix: str, entry: SegmentEntry, keys: KeyRing
 
 
 def as_indexed(entry: SegmentEntry, bundle: IndexBundle, indexes_bytes: int) -> SegmentEntry:
-    """Return the entry with the sizes, checksums and codec of its indexes."""
     table = bundle.chunks
     return replace(
         entry,
@@ -213,9 +209,6 @@ def _side_files(
     if is_last and any((table.producer_ids >= 0).any() for table in tables):
         raise Corrupt("cannot repair the last segment, only its indexes have its producers", ulid=entry.ulid)
     return b"", b"", b""
-
-
-# --- pages -----------------------------------------------------------------------------------------------------------
 
 
 def entries_of_page(store: ObjectStore, prefix: str, manifest: Manifest, page: PageEntry) -> tuple[Rows, str]:
@@ -332,10 +325,7 @@ def _entry_of(store: ObjectStore, prefix: str, key: str, page: PageEntry, modifi
 
 
 class LocalCopies:
-    """Finds good copies in a manager's logs; a read-only manager is sufficient. A context manager.
-
-    Each call reads a whole segment. The first call opens the manager; if that fails, there are no copies.
-    """
+    """Good copies in a manager's logs, by reading whole segments. Without a manager there are none."""
 
     def __init__(self, open_manager: Callable[[], LogManager]) -> None:
         self._open_manager = open_manager
@@ -371,7 +361,6 @@ class LocalCopies:
 
 
 def has_same_bytes(log: Log, entry: SegmentEntry) -> bool:
-    """Return whether a readable closed local segment has the entry's bytes."""
     try:
         infos = [info for info in log.segments()[:-1] if info.base_offset == entry.base_offset]
         if not infos or infos[0].next_offset != entry.next_offset or infos[0].size_bytes != entry.size_bytes:
@@ -400,7 +389,6 @@ class Relatives:
     def same_bytes(
         self, name: RemotePartitionName, entry: SegmentEntry, is_whole: IsWhole
     ) -> tuple[RemotePartitionName, SegmentEntry] | None:
-        """Return a relative's entry with the same bytes in other, undamaged objects."""
         objects, facts = self._objects(name, entry), (entry.offsets, entry.size_bytes, entry.content_crc32c)
         for other in self._of(name, entry):
             for each in self.entries(other):
@@ -413,7 +401,7 @@ class Relatives:
         return next((other for other in self._of(name, entry) if copies(other, entry)), None)
 
     def entries(self, name: RemotePartitionName) -> Sequence[SegmentEntry]:
-        """Return the newest manifest's entries; none if the partition is unreadable or deleted."""
+        """Return the newest manifest's entries; none if it is unreadable or deleted."""
         if name not in self._entries:
             self._entries[name] = ()
             log = MetadataLog(self._store, name.prefix)

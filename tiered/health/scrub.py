@@ -72,8 +72,6 @@ class SegmentJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubPlan:
-    """The survey of each partition; `jobs` is empty for a shallow scrub."""
-
     store_url: str
     is_deep: bool
     surveys: Mapping[RemotePartitionName, BucketReport]
@@ -124,7 +122,7 @@ def plan_scrub(
 
 
 def scrub_segment(job: SegmentJob, store: ObjectStore, keys: KeyRing = NO_KEYS) -> SegmentResult:
-    """Read one segment and its indexes completely. Raises Unavailable if the store serves no request."""
+    """Raises Unavailable if the store serves no request."""
     remote = RemotePartition(store, job.prefix, ChunkCache(0), keys=keys)
     try:
         found = check_segment(store, remote, job.entry, check_contents)
@@ -270,9 +268,6 @@ def _partition(name: RemotePartitionName, survey: BucketReport) -> PartitionScru
         size_bytes=survey.size_bytes,
         objects={kind.value: count for kind, count in survey.counts().items()},
     )
-
-
-# -- the content of a segment ------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

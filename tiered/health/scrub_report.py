@@ -86,7 +86,6 @@ class ScrubReport(msgspec.Struct, frozen=True, kw_only=True):
         return sum(count for each in self.partitions for count in each.objects.values())
 
     def counts(self, *severities: str) -> str:
-        """The number of findings of each severity, as ``name=count``."""
         return " ".join(f"{severity}={len(self.of(severity))}" for severity in severities)
 
 
@@ -135,8 +134,6 @@ _DECODERS = msgspec.json.Decoder(_Scrub), msgspec.json.Decoder(SegmentResult)
 
 
 class ScrubState(StateFile[_Scrub, SegmentResult]):
-    """The state file of a deep scrub that began at `started_ms`."""
-
     def __init__(self, storage: Storage, path: str, store_url: str, *, now_ms: int, resume: bool) -> None:
         """With `resume`, continue an earlier scrub of the same store, if there is one."""
         super().__init__(

@@ -472,7 +472,6 @@ def _settled(due: Sequence[ClosedSegment], size_bytes: int) -> list[ClosedSegmen
 
 
 def _covering(due: Sequence[ClosedSegment], epochs: LeaderEpochs) -> LeaderEpochs:
-    """`epochs` extended to all due segments, by their batches below the checkpoint's first entry."""
     for each in reversed(due):
         first = epochs.entries[0][1] if epochs.entries else each.next_offset
         if each.base_offset < first:

@@ -57,7 +57,7 @@ UNKNOWN = (
 
 
 class BrokerTopics:
-    """The topics of one broker. Not thread safe."""
+    """Not thread safe."""
 
     def __init__(self, storage: Storage, root: str) -> None:
         """`root` is the log directory that holds the metadata log."""
@@ -88,7 +88,7 @@ class BrokerTopics:
         return self._replicas.get(ids[-1], {}).get(name.partition) if ids else None
 
     def refresh(self) -> bool:
-        """Read new records; whether a metadata log exists here. Raises Corrupt if its records cannot be decoded."""
+        """Read new records; whether a metadata log exists. Raises Corrupt if records cannot be decoded."""
         try:
             files = self._storage.list_files(self._directory)
         except NotFound:
@@ -273,11 +273,7 @@ def log_start_facts(
 
 
 def check_log_directory(storage: Storage, root: str, topics: Sequence[str] = ()) -> None:
-    """Check that `root` is a broker's log directory.
-
-    Raises InvalidRequest if it has neither a partition nor the ``meta.properties`` of a new broker. Raises NotFound if
-    the directory does not exist, or if it lacks one of the named topics.
-    """
+    """Raises InvalidRequest if `root` is no broker's log directory, NotFound if it or a topic is absent."""
     hint = "name the log.dirs of a broker that contain its TOPIC-PARTITION directories"
     if not storage.is_directory(root):
         kind = InvalidRequest if storage.exists(root) else NotFound
@@ -333,7 +329,6 @@ class AdoptSettings:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the changes of the broker's settings since the last call."""
         self.has_broker = self._broker.refresh()
 
     def of(self, topic: str) -> dict[str, str]:
@@ -358,7 +353,6 @@ class AdoptSettings:
         return values
 
     def retention(self, name: TopicPartition) -> BrokerRetention:
-        """The retention of a partition at its broker, by the topic's own settings, else Kafka's defaults."""
         rules = resolve_rules(self._broker.of(name.topic))
         replicas = self._broker.replicas(name)
         return BrokerRetention(

@@ -49,7 +49,6 @@ class PartitionFork:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that the fork can read without a copy."""
         return sum(entry.size_bytes for entry in self.entries)
 
     def dollars(self, prices: PriceTable = BUILT_IN) -> float:
@@ -60,7 +59,7 @@ class PartitionFork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkPlan:
-    """A topic's fork. The run removes `unfinished` remains; the source has no manifest of `missing` partitions."""
+    """The run removes `unfinished` remains; the source has no manifest of `missing` partitions."""
 
     topic: str
     topic_id: str

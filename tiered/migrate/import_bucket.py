@@ -138,8 +138,6 @@ class ImportPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOutcome:
-    """The result of one run: count of imported `entries`, end of the target, whether no work is left."""
-
     name: RemotePartitionName
     entries: int
     size_bytes: int
@@ -254,7 +252,7 @@ class ImportUnit(NamedTuple):
 
 @dataclass(kw_only=True)
 class ImportJob(LocalJob[ImportUnit, SegmentEntry, ImportOutcome]):
-    """Imports of partitions; a unit is a segment, in order. `scratch` has room for one segment."""
+    """A unit is a segment, in order. `scratch` has room for one segment."""
 
     source: ObjectStore
     layout: ExternalFormat
@@ -272,7 +270,6 @@ class ImportJob(LocalJob[ImportUnit, SegmentEntry, ImportOutcome]):
         self._done: list[list[SegmentEntry]] = [[] for _ in self.plans]
 
     def units(self) -> Iterator[ImportUnit]:
-        """Become the writer of each partition, and yield its segments."""
         for number, plan in enumerate(self.plans):
             if not plan.entries:
                 continue

@@ -55,7 +55,6 @@ class RestoreWish:
     accepts_missing_keys: bool = False
 
     def check(self) -> None:
-        """Raises InvalidRequest if the wishes contradict each other."""
         is_cut = self.to_offset is not None or self.to_time_ms is not None
         if self.to_offset is not None and self.to_time_ms is not None:
             raise InvalidRequest("cannot restore, an end offset and an end time exclude each other")
@@ -141,7 +140,7 @@ class TopicRestore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedPartition:
-    """A partition that prevents the restore of its topic, and the reason."""
+    """A partition that prevents the restore of its topic."""
 
     name: RemotePartitionName
     error: LogError
@@ -221,7 +220,7 @@ def plan_partition(
     now_ms: int,
     keys: KeyRing = NO_KEYS,
 ) -> PartitionRestore:
-    """Plan one partition by its newest manifest. Raises as `plan_restore`."""
+    """Plan by the newest manifest. Raises as `plan_restore`."""
     manifest = log.cached or log.refresh(exact=True)
     readable = readable_entries(log, manifest, "restore")
     end = _end(store, name, manifest, wish, keys)

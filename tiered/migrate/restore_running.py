@@ -102,8 +102,6 @@ class RestoredPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreOutcome:
-    """The restored partitions, and the `skipped` ones, which prevented the restore of their topics."""
-
     partitions: tuple[RestoredPartition, ...] = ()
     is_complete: bool = True
     skipped: tuple[SkippedPartition, ...] = ()
@@ -149,7 +147,7 @@ class RestoreUnit(NamedTuple):
 
 @dataclass(kw_only=True)
 class RestoreJob(LocalJob[RestoreUnit, None, list[RestoredPartition]]):
-    """The restore of topics to this machine; a unit is a segment. Steps 4 to 7 of a topic follow its last unit."""
+    """A unit is a segment. Steps 4 to 7 of a topic follow its last unit."""
 
     errors_of_plan = (Corrupt, NotFound)  # a takeover of the next topic after another error would only fence its writer
     store: ObjectStore
@@ -285,7 +283,7 @@ class _TopicWork:
 
 
 class _PartitionFiles:
-    """The files of one partition, complete or absent at `place`; until then they are in the staging directory."""
+    """The files are complete or absent at `place`; until then they are in the staging directory."""
 
     def __init__(self, job: RestoreJob, planned: PartitionRestore, place: str, topic_id: str) -> None:
         self.planned = planned

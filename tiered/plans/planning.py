@@ -86,7 +86,6 @@ class PricedPlan:
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a row for each decision. Raises ImportError without pandas."""
         import pandas
 
         return pandas.DataFrame([line_fields(each) for each in self.cost.lines])
@@ -172,7 +171,6 @@ def known_amount(dollars: float) -> float | None:
 
 
 def line_fields(line: DecisionCost) -> dict[str, object]:
-    """Return one decision and its price as flat fields; dollars are None without prices."""
     return {
         "decision": kind_of(line),
         "topic": line.partition.topic,
@@ -200,7 +198,6 @@ def decision_row(line: DecisionCost) -> Row:
 
 
 def total_rows(lines: Sequence[DecisionCost]) -> list[Row]:
-    """Return the sums of the decisions of each kind, in the order of a plan."""
     found: list[Row] = []
     for kind, (sign, verb) in VERBS.items():
         if some := [each for each in lines if kind_of(each) == kind]:
@@ -213,7 +210,6 @@ def total_rows(lines: Sequence[DecisionCost]) -> list[Row]:
 
 
 def kind_of(line: DecisionCost) -> str:
-    """Return the class name of the decision."""
     return type(line.decision).__name__
 
 

@@ -133,7 +133,7 @@ class SavedPlan:
 
     @property
     def is_for_later(self) -> bool:
-        """Whether the plan is for a later time than it was made: to show, not to apply."""
+        """Whether the plan is to show, not to apply."""
         return self.plan.now_ms > self.made_ms
 
     @property
@@ -153,7 +153,7 @@ def save_plan(priced: PricedPlan, *, made_ms: int, settings: Mapping[str, str]) 
 
 
 def fingerprint(snapshot: PartitionSnapshot) -> str:
-    """Return 16 hex digits of the state that a decision can depend on (module text)."""
+    """Return 16 hex digits of the state that a decision can depend on."""
     state = hashlib.blake2b(digest_size=8)
     facts: list[object] = [snapshot.log_start_offset, snapshot.is_tiered, snapshot.cleaner_offset]
     facts.append(snapshot.rules)
@@ -210,9 +210,6 @@ def check_unchanged(saved: SavedPlan, manager: LogManager, now_ms: int) -> None:
         raise Conflict(wrong, **facts, of=len(saved.fingerprints))
 
 
-# -- the file ----------------------------------------------------------------------------------------------------------
-
-
 class PlannedPartition(msgspec.Struct):
     """The decisions for a partition, in order: the name of each in `decision`, and its fields."""
 
@@ -241,7 +238,6 @@ _FILE = msgspec.json.Decoder(PlanFile)
 
 
 def encode_plan(saved: SavedPlan) -> bytes:
-    """Encode as indented JSON."""
     partitions = [
         PlannedPartition(
             name.topic,
@@ -269,7 +265,7 @@ def encode_plan(saved: SavedPlan) -> bytes:
 
 
 def decode_plan(body: bytes) -> SavedPlan:
-    """Decode a saved plan. Raises InvalidRequest for other bytes and inconsistent edits."""
+    """Raises InvalidRequest for bytes that are no plan, and for inconsistent edits."""
     try:
         file = _FILE.decode(body)
         if (file.kind, file.schema_version) not in _READ:
@@ -309,7 +305,6 @@ def _decision(fields: Mapping[str, object]) -> Decision:
 
 
 def write_plan(saved: SavedPlan, path: str) -> None:
-    """Write the file at `path` completely, replacing an existing one. Raises as `write_given`."""
     write_given(path, encode_plan(saved), WRITING)
 
 

@@ -1,7 +1,4 @@
-"""Export the effective configuration of a directory for another directory or a Kafka cluster.
-
-Durations become ms and sizes bytes, as Kafka takes them. Settings that Kafka does not have are listed.
-"""
+"""Export the effective configuration for another directory, or for Kafka (durations in ms, sizes in bytes)."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ class Exported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaConfigs:
-    """Settings for Kafka, by topic; `left_out` names non-default settings that Kafka does not know."""
+    """Settings by topic; `left_out` are non-default settings that Kafka does not know."""
 
     topics: Mapping[str, Mapping[str, str]]
     left_out: tuple[str, ...] = ()
@@ -89,7 +86,6 @@ def kafka_configs(config: Config, topics: Iterable[Topic], *, everything: bool =
 
 
 def kafka_commands(configs: KafkaConfigs, bootstrap: str = "localhost:9092") -> list[str]:
-    """One ``kafka-configs.sh`` command for each topic that has something to set."""
     return [
         shlex.join(
             [

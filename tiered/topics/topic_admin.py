@@ -48,8 +48,6 @@ class Reloaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletedPartition:
-    """One partition of a deleted topic: its newest manifest (None without one), or its read error."""
-
     name: TopicPartition
     manifest: Manifest | None = None
     error: LogError | None = None
@@ -71,7 +69,6 @@ class TopicAdmin:
         return self._registry.all()
 
     def get(self, name: str) -> Topic:
-        """The topic. Raises NotFound, naming the topics that exist."""
         return self._registry.get(name)
 
     def create(
@@ -79,7 +76,7 @@ class TopicAdmin:
     ) -> Topic:
         """Create a topic; its settings and access to the bucket are checked before anything is written.
 
-        Raises InvalidRequest. After an error later than the registration the topic exists, and maintenance acquires it.
+        Raises InvalidRequest. After an error behind the registration the topic exists, and maintenance acquires it.
         """
         requested = AskedTopic(name=name, partitions=partitions, properties=properties or {})
         (created,) = self.create_all([requested], now_ms=now_ms)
@@ -247,7 +244,6 @@ class TopicDeletion:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left of any deleted topic."""
         return not self._registry.deleted()
 
     def resume(self, now_ms: int) -> None:
@@ -304,7 +300,7 @@ class TopicDeletion:
                 _log.warning("the deletion of a partition waits: partition=%s error=%s", name, error)
 
     def _removed(self, deleted: DeletedTopic, name: TopicPartition, now_ms: int) -> Removal:
-        """Do the next step for a partition in the bucket. Errors are logged, and the step is repeated later."""
+        """Errors are logged, and the step is repeated later."""
         from remote.gc.partition_removal import PartitionRemoval, Removal
 
         topic, key = deleted.topic, (deleted.topic.topic_id, name.partition)

@@ -1,7 +1,4 @@
-"""Effects of creating, altering or deleting a topic, without a change, also while a manager runs.
-
-The checks are those of the real operation, with the same errors. The loss of a deletion is counted from both tiers.
-"""
+"""Effects of creating, altering or deleting a topic, without a change; with the errors of the operation."""
 
 from __future__ import annotations
 
@@ -32,18 +29,13 @@ class NewTopic:
 
 
 class ChangedSetting(NamedTuple):
-    """An effective setting of a topic that would change in value or origin."""
-
     before: Setting
     after: Setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlteredTopic:
-    """`own` would be the topic's own settings; `lost` is the loss of a disabled tier, else empty.
-
-    `outranked` are own settings that the environment or ``-X`` overrides.
-    """
+    """`own`: the topic's own settings; `outranked`: those that the environment or ``-X`` overrides."""
 
     topic: Topic
     own: dict[str, str]
@@ -90,7 +82,7 @@ class TopicLoss:
 
 
 class TopicDryRun:
-    """Plans changes of topics. Thread safe; a read-only open suffices."""
+    """Thread safe; a read-only open suffices."""
 
     def __init__(self, table: PartitionTable, creation: TopicCreation) -> None:
         self._table = table
@@ -100,7 +92,6 @@ class TopicDryRun:
         self._store = table.opener.store
 
     def new_topic(self, name: str, partitions: int = 1, properties: Mapping[str, str] | None = None) -> NewTopic:
-        """The topic that `TopicAdmin.create` would make, with the same errors."""
         topic = self._creation.check(name, partitions, properties)
         settings = self._opener.config.explain(name, topic.properties)
         outranked = tuple(_outranked(settings, topic.properties))
@@ -112,7 +103,6 @@ class TopicDryRun:
         return NewTopic(topic=topic, settings=tuple(settings), outranked=outranked, namesakes=namesakes)
 
     def altered_topic(self, name: str, properties: Mapping[str, str], *, now_ms: int) -> AlteredTopic:
-        """The changes that `TopicAdmin.alter` would make, with the same errors."""
         before = self._registry.get(name)
         after, begins = self._opener.altered(before, properties)
         if begins:
