@@ -205,7 +205,6 @@ def _append(job: _Job, manager: LogManager, flights: Flights) -> None:
 
 
 def _tier(job: _Job, manager: LogManager) -> None:
-    """Clean, copy, drop: one kind of decision of the plan at a time, so that each can be timed."""
     with job.step("compact") as measured:
         applied = _apply_only(job, manager, CleanLog)
         cleaned = [result for each in applied for result in each.cleaned]
@@ -324,8 +323,7 @@ def _records_by_tier(root: Path, status: tuple[PartitionStatus, ...]) -> dict[st
 class Flights:
     """Both topics' records in order of departure; timestamps are the scheduled hour in ms.
 
-    `events`: every flight, the whole row as JSON, keyed by tail number (2,512 rows have none: their key is None).
-    `latest`: the flights with a tail number, a few columns as JSON, to be compacted to each aircraft's last one.
+    `events`: each whole row, keyed by tail number (2,512 rows have none); `latest`: a few columns of the others.
     """
 
     events: list[Record]

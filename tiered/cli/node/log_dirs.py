@@ -219,7 +219,6 @@ def placement(
     session.say(f"brokers in turn: {order} --start {start} --shift {shift}")
     rows = [Replicas(topic, number, list(each)) for number, each in assigned.items()]
     if output == "json":
-        # The file of ``kafka-reassign-partitions``.
         click.echo(json.dumps(msgspec.to_builtins(Placement(1, rows))))
     else:
         print_table(rows, _columns({each.broker_id: each.rack for each in fleet}))

@@ -181,10 +181,7 @@ def _served(
 
 
 def _work_off(session: Session, worker: Worker, stop: Stop) -> int:
-    """Run maintenance until it finds no work; not DONE after a SIGTERM before that.
-
-    Checkpoints that wait for space are no failure: the next start recovers.
-    """
+    """Run maintenance until it finds no work. Checkpoints that wait for space are no failure."""
     while worker.round(now_ms(), should_stop=lambda: stop.is_set) and not stop.is_set:
         pass
     errors = list(worker.manager.problems.values())

@@ -348,7 +348,6 @@ def show_new(session: Session, planned: topic_dry_run.NewTopic, output: str) -> 
 
 
 def show_altered(session: Session, planned: topic_dry_run.AlteredTopic, output: str) -> None:
-    """Show the effective settings that would change."""
     changes = [
         ChangedSetting(after.name, before.value, after.value, after.origin, before.origin)
         for before, after in planned.changes

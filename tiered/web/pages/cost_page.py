@@ -83,7 +83,6 @@ def _legend(kinds: Sequence[str], width: int) -> list[str]:
 
 
 def number(value: float | None, unit: str) -> str:
-    """Format a value of a break-even line."""
     if value is None:
         return "-"
     if value == float("inf"):
@@ -232,7 +231,6 @@ def _page(query: Mapping[str, str], now_ms: int, age: DataAge | None, **facts: o
 
 
 def lab_facts(lab: CostLab) -> dict[str, object]:
-    """Return the page's facts for programs."""
 
     def fields_of(cost: ScenarioCost) -> dict[str, object]:
         return {**cost_fields(cost), "requests_per_month": round(cost.counts.billed)}

@@ -43,7 +43,6 @@ def _shown(row: Row, stuck: int) -> Row:
 
 
 def _lag(row: Row) -> str:
-    """Format the copy lag as ``tiered status`` does."""
     size_bytes = row["lag_bytes"]
     waits = f"{row['lag_segments']:,} seg {format_bytes(size_bytes)}" if isinstance(size_bytes, int) else "-"
     if row["is_paused"]:
