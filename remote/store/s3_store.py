@@ -112,6 +112,11 @@ class PartSender:
                 raise
 
 
+# File systems of a parent process. Their finalizers close connections by the event loop, whose epoll instance a fork
+# shares: the parent would no longer hear from its own connections.
+_inherited: list[Any] = []
+
+
 class S3Store(ObjectStore):
     """A store in S3. `options` are s3fs's. `policy` is for the parts of large uploads."""
 
@@ -286,7 +291,9 @@ class S3Store(ObjectStore):
         with self._lock:
             filesystem, self._filesystem = self._filesystem, None
             creator = getattr(filesystem, "_s3creator", None)
-            if creator is not None and self._pid == os.getpid():
+            if self._pid != os.getpid():
+                _inherited.append(filesystem)
+            elif creator is not None:
                 filesystem.close_session(filesystem.loop, creator)
 
     def _patient(self, attempt: str, method: str, key: str, **names: object) -> dict[str, Any]:
@@ -343,6 +350,7 @@ class S3Store(ObjectStore):
     def _fs(self) -> Any:  # noqa: ANN401
         with self._lock:
             if self._filesystem is None or self._pid != os.getpid():
+                _inherited.append(self._filesystem)
                 self._filesystem = make_filesystem(self._options)
                 self._filesystem.retries = 1  # s3fs's own layer: one try
                 self._pid = os.getpid()
