@@ -49,9 +49,8 @@ def assign_replicas(
 ) -> dict[int, tuple[int, ...]]:
     """Return broker ids per partition, the preferred leader first.
 
-    The partitions are ``[first_partition, first_partition + partitions)``. `start_index` and `shift` are any
-    non-negative numbers; Kafka draws both below the number of brokers. Raises InvalidRequest for a fleet or numbers
-    that Kafka would reject.
+    `start_index` and `shift` are any non-negative numbers; Kafka draws both below the number of brokers. Raises
+    InvalidRequest for a fleet or numbers that Kafka would reject.
     """
     _check_numbers(partitions, replication_factor, start_index, shift, first_partition)
     _check_fleet(brokers, replication_factor)

@@ -170,10 +170,7 @@ def local_limits(snapshot: PartitionSnapshot) -> Limits:
 
 
 def local_drops(snapshot: PartitionSnapshot) -> list[DropLocal]:
-    """Return the local segments to drop now, oldest first: never the only copy of a retained record.
-
-    Segments that the same plan copies do not count as copied.
-    """
+    """Return the local segments to drop: never an only copy; copies of the same plan do not count."""
     safe = takewhile(partial(_is_droppable, snapshot), snapshot.closed)
     return [drop for drop, _ in zip(_unwanted(snapshot), safe, strict=False)]
 
@@ -234,10 +231,7 @@ def local_expirations(
 
 
 def disk_relief(snapshots: Iterable[PartitionSnapshot], wanted_bytes: int) -> dict[TopicPartition, list[DropLocal]]:
-    """Return drops of at least `wanted_bytes`, or as many as there are, from the oldest segment on.
-
-    A segment that is active, is being copied, or has uncommitted retained records (I2) stays, and all after it.
-    """
+    """Return drops of `wanted_bytes`, oldest first; a segment that must stay (I2) retains all after it."""
     found: dict[TopicPartition, list[DropLocal]] = {}
     droppable = {
         each.partition: list(takewhile(partial(_is_droppable, each), each.closed))

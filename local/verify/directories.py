@@ -206,7 +206,7 @@ class _Check:
         return has_mark or not self.storage.exists(join(root, names.META_PROPERTIES))
 
     def _vouched(self, root: str) -> tuple[dict[TopicPartition, Vouched], list[Finding]]:
-        """Read the checkpoints. They are read before the logs, because the logs only grow."""
+        """The checkpoints are read before the logs, because the logs only grow."""
         found: list[Finding] = []
         read: list[dict[TopicPartition, int]] = []
         for path in (join(root, name) for name in _CHECKPOINTS):

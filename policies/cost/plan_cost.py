@@ -59,10 +59,7 @@ _INDEXES_SHARE = 0.005  # of a segment's bytes, where no entry is known
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionCost:
-    """The cost of one decision: requests by verb (HEADs among the GETs), uploaded bytes, dollars.
-
-    `dollars` (requests) and `early_dollars` (minimum durations) are once, `monthly_dollars` change the bill.
-    """
+    """Requests (HEADs are GETs), uploaded bytes, dollars once; `monthly_dollars` change the bill."""
 
     partition: TopicPartition
     decision: Decision
@@ -192,10 +189,7 @@ def plan_cost(
     *,
     new_class: str = STANDARD,
 ) -> PlanCost:
-    """Return the cost of `plan`, which was made from `snapshots`; `new_class` is that of uploads.
-
-    `usage` is everything in the bucket, because all partitions share the price bands; None: that of the snapshots.
-    """
+    """Return the cost of `plan`. `usage`: the whole bucket (None: of the snapshots). `new_class`: of uploads."""
     places = {each.partition: _Place(each, prices, new_class) for each in snapshots}
     lines: list[DecisionCost] = []
     for name, decisions in plan.decisions.items():

@@ -53,10 +53,7 @@ def billed_bytes(size_bytes: float, object_count: int, prices: Prices = S3_STAND
 
 
 def intelligent_storage(size_bytes: float, object_count: float, days_unread: float, prices: Prices) -> float:
-    """Return the dollars per month in a class that moves objects last read `days_unread` days ago.
-
-    Objects too small for monitoring are neither charged for it nor moved. Exact if all objects have one size.
-    """
+    """Return the dollars a month of unread objects; small ones are not monitored. Exact for equal sizes."""
     if size_bytes < object_count * prices.monitored_min_bytes:
         return monthly_storage(size_bytes, prices)
     reached = [price for days, price in prices.later_bands if days_unread >= days]

@@ -80,8 +80,7 @@ class Config:
     ) -> Config:
         """Read `path` (None: built-in defaults alone) and layer environment and overrides over it.
 
-        `local_dir` is for a caller without a file. Raises NotFound for a missing file, InvalidRequest for unknown or
-        malformed settings and for secrets.
+        Raises NotFound for a missing file, InvalidRequest for unknown or malformed settings and for secrets.
         """
         body, changed_ns = _read(path) if path is not None else ({}, 0)
         _check_sections(body, path)
@@ -385,10 +384,7 @@ def object_encoding(settings: Mapping[str, str], keys: KeyRing) -> ObjectEncodin
 
 
 def check_combination(settings: Mapping[str, str], *, may_tier: bool = False) -> None:
-    """Raise InvalidRequest, naming both keys, for two settings that contradict each other.
-
-    `may_tier`: check also as for a tiered topic, whatever ``remote.storage.enable`` is.
-    """
+    """Raise InvalidRequest, with both keys, for a contradiction. `may_tier`: check as for a tiered topic too."""
     if _value(settings, "remote.sse.kms.key.id") and _value(settings, "remote.sse") != "aws:kms":
         _refuse("remote.sse.kms.key.id", "given", "remote.sse", _value(settings, "remote.sse"), "only aws:kms has keys")
     least, most = _int(settings, "min.compaction.lag.ms"), _int(settings, "max.compaction.lag.ms")

@@ -81,8 +81,7 @@ def _leaves(value: object, name: str = "") -> Iterator[tuple[str, object]]:
 def load_key_ring(path: str | None, environ: Mapping[str, str]) -> KeyRing:
     """The ring of this process, empty if none is configured. No error shows a key.
 
-    `path` is the configuration's. Raises NotFound, and InvalidRequest for an invalid file or one that other users may
-    read.
+    Raises NotFound, and InvalidRequest for an invalid file or one that other users may read.
     """
     if keys := environ.get(KEYS_VARIABLE):
         return parse_key_ring(keys.split(";"), KEYS_VARIABLE)

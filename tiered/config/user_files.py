@@ -17,10 +17,7 @@ BYTES_MAX = 1 << 30  # no plan, report or list is larger; an endless device is
 
 
 def read_given(path: str, attempt: str, hint: str, *, name: str = "file") -> bytes:
-    """The content of a file; `hint` is the origin of such a file, `name` the fact with its path in errors.
-
-    Raises NotFound, AccessDenied, DiskFailed, and InvalidRequest for a directory or endless input.
-    """
+    """Raises NotFound, AccessDenied, DiskFailed, and InvalidRequest for a directory or endless input."""
     facts = {name: path}
     try:
         with open(path, "rb") as file:

@@ -64,10 +64,9 @@ class StepState:
 
 
 def save_advice(manager: LogManager, advised: AdvisedCosts, now_ms: int, *, has_classes: bool = True) -> SavedPlan:
-    """Convert advice to steps: settings first, then moves. Changes nothing.
+    """Convert advice to steps: settings first (of several values the largest saving), then moves.
 
-    Of several values for one setting the largest saving counts. Settings that cannot be altered are left out, and moves
-    unless the bucket `has_classes`.
+    Settings that cannot be altered are left out, and moves unless the bucket `has_classes`.
     """
     alters: dict[tuple[str, str], AlterStep] = {}
     moves: list[RecodeStep] = []

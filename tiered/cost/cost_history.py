@@ -302,7 +302,6 @@ class Arrival:
     seen_ms: int | None
 
     def warning(self, topic: str) -> str | None:
-        """Return why there is no forecast, and a next step; None for a day of history or a given rate."""
         if self.seen_ms is None or self.seen_ms >= HISTORY_LEAST_MS:
             return None
         seen = f"only {format_ms(self.seen_ms)} of records" if self.seen_ms else "the records cover no time span"
@@ -345,10 +344,9 @@ class Mark(NamedTuple):
 
 
 def by_offsets(marks: Sequence[Sequence[Mark]], record_bytes: float) -> Arrival | None:
-    """Measure the rate of a compacted log: offsets by time, times the bytes of a record.
+    """Measure the rate of a compacted log by offsets; None if no partition has marks of two times.
 
-    `marks` are those of each partition, in any order; one without marks is idle. A time below the time of a smaller
-    offset is ignored. Returns None if no partition has marks of two times.
+    `marks` are those of each partition, in any order. A time below the time of a smaller offset is ignored.
     """
     newest = max((mark.at_ms for each in marks for mark in each), default=0)
     late = [sorted(mark for mark in each if mark.at_ms > newest - RATE_MS) for each in marks]

@@ -1,8 +1,4 @@
-"""Costs of topics under other settings: their own history, simulated and priced.
-
-`simulate_costs` varies settings for commands; `cost_lab` compares one scenario with today, for pages. `AXES` has the
-settings of both.
-"""
+"""Costs of topics under other settings: their own history, simulated and priced."""
 
 from __future__ import annotations
 
@@ -159,8 +155,6 @@ class SimulatedCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostSimulation(SimulatedCosts):
-    """The cost of `today` and of the variants `found`, in the requested order."""
-
     found: tuple[ScenarioCost, ...]
 
     def rows(self) -> list[dict[str, object]]:
@@ -183,11 +177,7 @@ class CostSimulation(SimulatedCosts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostLab(SimulatedCosts):
-    """A comparison of the `chosen` settings with those of `today`.
-
-    `curve` has the cost of the chosen settings at each step `along` one setting, `curve_today` that of today's other
-    settings; `by_class` has the cost of each class by the monthly read share.
-    """
+    """`curve`: the cost `along` one setting, of the chosen settings and of today's; `by_class`: by read share."""
 
     streams: tuple[Stream, ...]
     chosen: ScenarioCost

@@ -53,7 +53,6 @@ class CostReport:
 
     @property
     def total(self) -> float | None:
-        """Dollars a month of all topics; None with an unreadable tier."""
         return None if self.all_unread else sum(each.total for each in self.bills)
 
     def rows(self) -> list[dict[str, object]]:
@@ -160,7 +159,6 @@ METERED = (
 
 
 def bill_row(bill: TopicBill, *, is_remote_read: bool = True, is_local_read: bool = True) -> dict[str, object]:
-    """Return a bill as flat fields, a month; fields of a tier that was not read are None."""
     remote = {
         "dollars_per_month": bill.total,
         **{f"{kind}_dollars": getattr(bill, kind) for kind in KINDS if kind not in ("requests", "disk")},

@@ -358,7 +358,6 @@ class Subject:
         return next((each for each in _SIZES if each > size and not self.has_dear_requests(each)), None)
 
     def has_dear_requests(self, size: int) -> bool:
-        """Return whether a segment's requests cost more than its storage for its lifetime, a month at most."""
         prices, retention_ms = self.prices, self.rules.log_limits.ms
         billed_ms = MONTH_MS if retention_ms is None else min(MONTH_MS, max(retention_ms, prices.min_days * DAY_MS))
         paid = request_cost(puts=segment_requests(size), prices=prices)

@@ -52,7 +52,6 @@ class PartitionFork:
         return sum(entry.size_bytes for entry in self.entries)
 
     def dollars(self, prices: PriceTable = BUILT_IN) -> float:
-        """The price of the requests: two pins, manifests and pages, and the checks."""
         of = prices.of(None)
         return 0.0 if self.is_there else request_cost(puts=5 + len(self.entries) // 4096, gets=6, lists=4, prices=of)
 

@@ -160,8 +160,8 @@ def plan_import(
 ) -> ImportPlan:
     """Plan the import of a partition into the topic of that id. Changes nothing.
 
-    Raises InvalidRequest if source and target are the same store. Raises Conflict if another writer writes to the
-    target or the target has other offsets than the source. Errors of listing the source pass through.
+    Raises InvalidRequest if source and target are the same store, Conflict if another writer writes to the target or the
+    target has other offsets than the source.
     """
     if source.url == target.url:
         raise InvalidRequest("cannot import the bucket, source and target are the same", store=source.url)
@@ -201,10 +201,7 @@ def plan_import(
 def topic_id_for(
     source: ObjectStore, target: ObjectStore, topic: str, source_id: str, *, requested: str | None = None
 ) -> str:
-    """The id under which a topic is imported: `requested`, that of an earlier run, the source's, or a new one.
-
-    Raises Conflict, unless `requested`, if the target has a living topic of the name that this import did not make.
-    """
+    """The id to import a topic under. Raises Conflict, unless `requested`, for a living topic of another origin."""
     others = set()
     for name in list_partitions(target):
         if name.topic != topic or requested not in (None, name.topic_id):

@@ -119,10 +119,7 @@ Step = AlterStep | RecodeStep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedPlan:
-    """A plan made at `made_ms`, under `settings` (after ``-X``), for the time `plan.now_ms`; or `steps`.
-
-    `steps` are in order, None for a plan of decisions. `fingerprints` and `basis` are the state behind the plan.
-    """
+    """A plan for `plan.now_ms`, or `steps` in order; `fingerprints` and `basis` are the state behind it."""
 
     plan: Plan
     made_ms: int
@@ -171,7 +168,6 @@ def fingerprint(snapshot: PartitionSnapshot) -> str:
 
 
 def changed_partitions(saved: SavedPlan, snapshots: Iterable[PartitionSnapshot]) -> list[TopicPartition]:
-    """Return the plan's partitions with another or no readable state now."""
     now = {each.partition: fingerprint(each) for each in snapshots}
     return sorted(name for name, before in saved.fingerprints.items() if now.get(name) != before)
 
@@ -184,10 +180,7 @@ def apply_saved(
     progress: Callable[[TopicPartition, Decision], None] = lambda partition, decision: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[TopicPartition, Applied]:
-    """Carry out the plan, as `LogManager.apply`. Raises Conflict, and does nothing, if the state changed.
-
-    The manager must have the plan's settings. Raises InvalidRequest for a plan for a later time.
-    """
+    """Carry out the plan. Raises Conflict, with nothing done, if the state changed, as `check_unchanged`."""
     check_unchanged(saved, manager, now_ms)
     plan = Plan(now_ms=max(now_ms, saved.plan.now_ms), decisions=saved.plan.decisions)
     return manager.apply(plan, progress=progress, should_stop=should_stop)

@@ -75,7 +75,6 @@ def as_toml(config: Config, exported: Exported) -> str:
 
 
 def kafka_configs(config: Config, topics: Iterable[Topic], *, everything: bool = False) -> KafkaConfigs:
-    """The settings of each topic that Kafka knows as topic settings, in Kafka's spelling."""
     found, left_out = {}, set()
     for topic in topics:
         effective = config.topic_properties(topic.name, topic.properties)
