@@ -160,8 +160,8 @@ def plan_import(
 ) -> ImportPlan:
     """Plan the import of a partition into the topic of that id. Changes nothing.
 
-    Raises InvalidRequest if source and target are the same store, Conflict if another writer writes to the target or the
-    target has other offsets than the source.
+    Raises InvalidRequest if source and target are the same store, Conflict if another writer writes to the target or
+    the target has other offsets than the source.
     """
     if source.url == target.url:
         raise InvalidRequest("cannot import the bucket, source and target are the same", store=source.url)
