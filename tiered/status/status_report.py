@@ -18,7 +18,7 @@ from local.storage import DiskStorage, Storage
 from policies.copy_lag import uncopied
 from policies.cost.storage_cost import StorageDollars, StorageUsage, storage_dollars, usage_of
 from remote.manifest.manifest import size_of
-from tiered.config.units import counted, format_bytes, format_ms
+from tiered.config.units import counted, format_bytes, format_lasted, format_ms
 from tiered.node.problems import (
     Problem,
     ReportedProblem,
@@ -234,7 +234,7 @@ def holder_line(holder: int, work: WorkReport | None, now_ms: int) -> str:
     begin = f"process {holder} runs on this directory"
     if work is None or work.is_ended or work.pid != holder:
         return f"{begin}, and has written no report of its maintenance"
-    age = format_ms(max(0, now_ms - work.seen_ms) // 1000 * 1000)
+    age = format_lasted(now_ms - work.seen_ms)
     return (
         f"{begin}; its report is {age} old: a maintenance round takes that long, or the disk has "
         "no space for the next report"

@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from local.names import TopicPartition
-from tiered.config.units import counted, format_bytes, format_count, format_dollars, format_ms
+from tiered.config.units import counted, format_bytes, format_count, format_dollars, format_lasted, format_ms
 from tiered.node.problems import Problem
 
 REFRESH_S = 30
@@ -103,16 +103,12 @@ def stamp(ms: int) -> str:
         return f"{ms} ms"  # records may have any timestamp
 
 
-def lasted(ms: int) -> str:
-    return format_ms(max(0, ms) // 1000 * 1000)
-
-
 def since(problem: Problem, now_ms: int) -> str:
     """``since 2026-01-01 10:00:00 UTC, for 11m, 22 rounds``."""
     if problem.since_ms is None:
         return "seen now, start time unknown"
     tries = f", {problem.count} rounds" if problem.count > 1 else ""
-    return f"since {stamp(problem.since_ms)}, for {lasted(now_ms - problem.since_ms)}{tries}"
+    return f"since {stamp(problem.since_ms)}, for {format_lasted(now_ms - problem.since_ms)}{tries}"
 
 
 def _or_dash(show: Callable[[Any], str]) -> Callable[[Any], str]:
@@ -135,7 +131,7 @@ _ENVIRONMENT.filters |= {
     "ms": format_ms,
     "counted": counted,
     "stamp": stamp,
-    "lasted": lasted,
+    "lasted": format_lasted,
     "since": since,
     "topic_path": topic_path,
     "partition_path": partition_path,

@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 from local.errors import LogError, Unavailable
 from remote.store import ObjectStore
-from tiered.web.html import DataAge, lasted, stamp
+from tiered.config.units import format_lasted
+from tiered.web.html import DataAge, stamp
 
 if TYPE_CHECKING:
     from tiered.config.config import Config
@@ -349,11 +350,11 @@ def _why_old(cache: ManagerCache, loaded: Loaded[Any], now_ms: int, cache_ms: in
         _, why = stale
         return f"The data shown is of {stamp(loaded.data_ms)}; {why}."
     if loaded.late_since_ms is not None:
-        waits = f"Refreshing for {lasted(now_ms - loaded.late_since_ms)}: the disk does not reply, or "
+        waits = f"Refreshing for {format_lasted(now_ms - loaded.late_since_ms)}: the disk does not reply, or "
         return f"{waits}this machine is busy. The data shown is of {stamp(loaded.data_ms)}."
     if now_ms - loaded.data_ms > AGE_MAX_MS + cache_ms:
         return (
-            f"The data shown is of {stamp(loaded.data_ms)}, {lasted(now_ms - loaded.data_ms)} ago; a "
+            f"The data shown is of {stamp(loaded.data_ms)}, {format_lasted(now_ms - loaded.data_ms)} ago; a "
             "refresh is in progress."
         )
     return None
