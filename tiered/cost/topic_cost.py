@@ -159,22 +159,23 @@ METERED = (
 
 
 def bill_row(bill: TopicBill, *, is_remote_read: bool = True, is_local_read: bool = True) -> dict[str, object]:
-    remote = {
+    row: dict[str, object] = {
+        "topic": bill.topic,
         "dollars_per_month": bill.total,
-        **{f"{kind}_dollars": getattr(bill, kind) for kind in KINDS if kind not in ("requests", "disk")},
+        **{f"{kind}_dollars": getattr(bill, kind) for kind in KINDS},
         "double_storage_dollars": bill.double,
         "idle_dollars": bill.idle,
         "segments": bill.segments,
         "remote_bytes": bill.data_bytes,
+        "local_bytes": bill.local_bytes,
         "double_bytes": bill.both_bytes,
         "shared_bytes": bill.shared_bytes,
     }
-    local = {"disk_dollars": bill.disk, "local_bytes": bill.local_bytes}
+    of_disk = {"disk_dollars", "local_bytes"}
+    of_remote = row.keys() - of_disk - {"topic", "requests_dollars"}
+    unread = (set() if is_local_read else of_disk) | (set() if is_remote_read else of_remote)
     return {
-        "topic": bill.topic,
-        **(remote if is_remote_read else dict.fromkeys(remote)),
-        "requests_dollars": bill.requests,
-        **(local if is_local_read else dict.fromkeys(local)),
+        **{name: None if name in unread else value for name, value in row.items()},
         **{f"{name}_per_month": round(getattr(bill.month_requests, name)) for name in METERED},
         "metered_months": bill.months,
     }

@@ -93,7 +93,7 @@ class BrokerTopics:
             files = self._storage.list_files(self._directory)
         except NotFound:
             return False
-        bases = sorted(log_sizes(self._storage, self._directory))
+        bases = sorted(each[0] for name in files if (each := parse_segment_file(name)) and each[1] == names.LOG)
         snapshots = sorted((int(match[1]), name) for name in files if (match := _CHECKPOINT.fullmatch(name)))
         if snapshots and (not bases or self._read_upto + 1 < bases[0] or self._read_upto < 0):
             # Records below the log are in the newest checkpoint, which covers everything below its offset.

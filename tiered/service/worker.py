@@ -9,6 +9,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from local.errors import AccessDenied, DiskFailed, LogError, Unavailable
 from local.facts import LogDirFacts
@@ -20,6 +21,7 @@ from tiered.config.properties import APPEND_FREE_MIN, RELIEF_FREE_MIN
 from tiered.config.units import format_lasted
 from tiered.manager.manager import LogManager
 from tiered.node.problems import (
+    Problem,
     ReportedProblem,
     WorkJournal,
     WorkReport,
@@ -111,12 +113,17 @@ class ProblemWatch:
         self.begun.update(each.kind for each in new)
         self.ended.update(each.kind for each in over)
         self.oldest_since_ms = min((each.since_ms for each in after), default=None)
-        for group in group_problems(each.problem() for each in new):
+        for group in group_problems(map(_cause, new)):
             if group.count > 1:  # a single one was logged where it occurred
                 _log.error("problem: %s", group.line)
-        for group in group_problems(each.problem() for each in over):
+        for group in group_problems(map(_cause, over)):
             lasted = format_lasted(now_ms - (group.first.since_ms or now_ms))
             _log.warning("problem ended after %s: %s", lasted, group.line)
+
+
+def _cause(reported: ReportedProblem) -> Problem:
+    """The problem without its next step, which may name the file of one partition."""
+    return replace(reported.problem(), next_step="")
 
 
 class Worker:

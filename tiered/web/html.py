@@ -121,7 +121,12 @@ def component(name: str, template: str) -> Callable[..., Html]:
 
 
 _ENVIRONMENT = Environment(
-    loader=PackageLoader("tiered.web"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    loader=PackageLoader("tiered.web"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    auto_reload=False,  # an upgrade must not mix its templates with the code of a running process
 )
 _ENVIRONMENT.filters |= {
     "bytes": _or_dash(lambda value: format_bytes(round(value))),

@@ -66,11 +66,11 @@ CALL_STRIDE = by_profile(plain=13, deep=1)  # of the store calls and disk effect
 CRASH_STATES = by_profile(plain=100, deep=1_000)  # distinct disk states of a share of test_log_crashes.py
 CRASH_STATES_OWN = by_profile(plain=40, deep=1_000)  # at most so many of one program; the others are of its recoveries
 CRASH_STATES_SOUND = by_profile(plain=40, deep=300)  # of each program without a planted bug
-FAULT_STRIDE = by_profile(plain=29, deep=5)  # of (call, kind of fault) of test_fault_kinds.py
+FAULT_STRIDE = by_profile(plain=29, deep=3)  # of (call, kind of fault) of test_fault_kinds.py
 FAULT_STRIDE_ENCRYPTED = by_profile(plain=101, deep=15)
 FAULT_SEEDS = by_profile(plain=1, deep=3)  # several faults in one flow
-REWRITING_SEEDS = by_profile(plain=2, deep=10)
-RACE_SEEDS = range(0, 320, by_profile(plain=8, deep=2))
+REWRITING_SEEDS = by_profile(plain=2, deep=15)
+RACE_SEEDS = range(0, 320, by_profile(plain=8, deep=1))
 RACE_SEEDS_OF_FORKS = by_profile(plain=3, deep=8)
 ROT_CASES = by_profile(plain=120, deep=480)  # damaged buckets, of all topics together
 CREATION_STATES = by_profile(plain=1, deep=3)  # crash states at each effect of a topic's creation

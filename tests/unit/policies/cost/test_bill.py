@@ -192,3 +192,7 @@ def test_a_report_converts_to_a_data_frame():
         frame = cost_report(manager, NOW).to_frame()
     assert isinstance(frame, pandas.DataFrame)
     assert list(frame["topic"]) == ["t"]
+    kinds = [f"{kind}_dollars" for kind in KINDS]
+    sizes = ["segments", "remote_bytes", "local_bytes", "double_bytes", "shared_bytes"]
+    first = ["topic", "dollars_per_month", *kinds, "double_storage_dollars", "idle_dollars", *sizes]
+    assert list(frame.columns)[: len(first)] == first

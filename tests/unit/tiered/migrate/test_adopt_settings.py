@@ -99,6 +99,16 @@ class Controller:
 A, B = uuid.UUID(int=1), uuid.UUID(int=2)
 
 
+def test_each_refresh_lists_the_directory_once(tmp_path: Path) -> None:
+    """Names of checkpoints and of logs are of one moment: a log deleted in between would hide a hole."""
+    controller, storage = Controller(tmp_path), DiskStorage()
+    controller.write(topic("t", A))
+    lists, list_files = [], storage.list_files
+    storage.list_files = lambda path: (lists.append(path), list_files(path))[1]  # type: ignore[method-assign]
+    assert BrokerTopics(storage, str(tmp_path)).refresh()
+    assert len(lists) == 1
+
+
 def test_topic_settings_follow_the_metadata_log_of_the_controllers(tmp_path: Path) -> None:
     controller, found = Controller(tmp_path), BrokerTopics(DiskStorage(), str(tmp_path))
     controller.write(topic("t", A), config("t", "cleanup.policy", "compact"), config("t", "retention.ms", "60000"))

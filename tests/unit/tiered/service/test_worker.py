@@ -48,6 +48,16 @@ class Watched(ProblemWatch):
         super().note(before, self._journal.report.troubles, now_ms)
 
 
+def test_a_failed_disk_logs_one_line_although_each_partition_names_its_own_file(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watch = Watched()
+    failed = {name: DiskFailed("cannot append", path=f"/data/{name}/0.log", cause="eio") for name in names(2)}
+    watch.note(failed, None, NOW)
+    watch.note({}, None, NOW + MINUTE)
+    assert [each.partition(":")[0] for each in caplog.messages] == ["problem", "problem ended after 1m"]
+
+
 def test_200_partitions_with_one_cause_log_one_line_at_start_and_one_at_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
