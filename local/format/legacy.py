@@ -150,7 +150,9 @@ def _read(data: memoryview, start: int, *, is_inner: bool) -> Message:
     offset, length, _crc, magic, attributes = _HEAD.unpack_from(data, start)
     end = start + _LENGTH_OVERHEAD + length
     if length < _LENGTHS_MIN[magic] or end > len(data) or (end != len(data) and not is_inner):
-        raise _wrong("its length leaves the set" if is_inner else "its length is not what is there", at=start)
+        raise _wrong(
+            "its length exceeds the message set" if is_inner else "its length differs from its bytes", at=start
+        )
     at = start + _HEAD.size
     timestamp = -1
     if magic:

@@ -109,7 +109,7 @@ cdef enum:
     FEW_FLAGS = 8
     NO_ROOM = 9
 REASONS = (
-    "", "crc differs", "it leaves the data", "record count above its bytes", "a record leaves its bounds",
+    "", "crc differs", "it extends beyond the data", "record count above its bytes", "a record exceeds its bounds",
     "offsets do not ascend within the batch", "bytes left over",
 )
 

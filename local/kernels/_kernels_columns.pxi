@@ -276,7 +276,7 @@ def hash_keys(data, starts, lengths):
                 break
             hashes_[row] = murmur2(bytes_ + at, size if size > 0 else 0)
     if wrong >= 0:
-        raise InvalidRequest("hashing keys, a range leaves the data", start=starts_[wrong], length=lengths_[wrong])
+        raise InvalidRequest("cannot hash keys, a range is outside the data", start=starts_[wrong], length=lengths_[wrong])
     return hashes
 
 

@@ -159,7 +159,7 @@ def hash_keys(data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.i
     hashes = []
     for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
         if length > 0 and not 0 <= start <= len(data) - length:
-            raise InvalidRequest("hashing keys, a range leaves the data", start=start, length=length)
+            raise InvalidRequest("cannot hash keys, a range is outside the data", start=start, length=length)
         hashes.append(murmur2(bytes(data[start : start + length]) if length > 0 else b""))
     return np.array(hashes, np.uint32)
 

@@ -126,7 +126,7 @@ def check_crc(data: memoryview, header: BatchHeader, position: int) -> None:
     """Raises Corrupt if the batch at byte `position` does not match its checksum or exceeds `data`."""
     end = position + header.size_bytes
     if position < 0 or end > len(data):
-        raise wrong_batch("it leaves the data", header, position)
+        raise wrong_batch("it extends beyond the data", header, position)
     found = crc32c(data[position + CRC_START : end])
     if found != header.crc:
         facts = {"expected": f"{header.crc:08x}", "found": f"{found:08x}"}
@@ -136,7 +136,7 @@ def check_crc(data: memoryview, header: BatchHeader, position: int) -> None:
 def walk_records(data: memoryview, header: BatchHeader, at: int, end: int, position: int) -> list[PlainRecord]:
     """The records in ``data[at:end]``, fully checked. Raises Corrupt; its facts name the batch."""
     if not 0 <= at <= end <= len(data):
-        raise wrong_batch("it leaves the data", header, position)
+        raise wrong_batch("it extends beyond the data", header, position)
     if header.record_count * RECORD_BYTES_MIN > end - at:
         raise wrong_batch("record count above its bytes", header, position)
     records: list[PlainRecord] = []
@@ -145,7 +145,7 @@ def walk_records(data: memoryview, header: BatchHeader, at: int, end: int, posit
         try:
             record = _read_record(data, header, at, end)
         except Corrupt as error:
-            raise wrong_batch("a record leaves its bounds", header, position) from error
+            raise wrong_batch("a record exceeds its bounds", header, position) from error
         if not last_delta < record.offset_delta <= header.last_offset_delta:
             raise wrong_batch("offsets do not ascend within the batch", header, position)
         records.append(record)
@@ -415,7 +415,7 @@ def _kept_records(data: memoryview, header: BatchHeader, position: int, flags: l
                     timestamp = wrapped(header.base_timestamp_ms + delta)
                 remaining.append(_KeptRecord(start, rest, at, timestamp))
         except Corrupt as error:
-            raise wrong_batch("a record leaves its bounds", header, position) from error
+            raise wrong_batch("a record exceeds its bounds", header, position) from error
     if at != end:
         raise wrong_batch("bytes left over", header, position)
     return remaining

@@ -48,7 +48,7 @@ class Progress:
     def __init__(
         self, operation: str = "", write: Callable[[str], object] | None = None, clock: Clock = time.monotonic
     ) -> None:
-        """`write` gets each event as a line; None sends none."""
+        """`write` gets each event as a line, if it is not None."""
         self.mode = "auto"
         self._operation, self._write, self._clock = operation, write, clock
         self._lock = threading.RLock()  # writing may warn, and a warning is a message

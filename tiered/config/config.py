@@ -201,7 +201,7 @@ def last_changed_ns(path: str | int) -> int:
 
 
 def _read(path: str) -> tuple[dict[str, object], int]:
-    """Return content and modification time, which is read first: a later change is noticed."""
+    """Return content and modification time. The time is read first, so that a later change is noticed."""
     try:
         with open(path, "rb") as file:
             changed_ns = last_changed_ns(file.fileno())

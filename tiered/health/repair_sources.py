@@ -207,7 +207,7 @@ def _side_files(
     if entry.aborted_bytes:
         raise Corrupt("cannot repair a segment, only its indexes have its aborted transactions", ulid=entry.ulid)
     if is_last and any((table.producer_ids >= 0).any() for table in tables):
-        raise Corrupt("cannot repair the last segment, only its indexes have its producers", ulid=entry.ulid)
+        raise Corrupt("cannot repair the last segment, its producer state was only in its indexes", ulid=entry.ulid)
     return b"", b"", b""
 
 

@@ -290,7 +290,7 @@ def named_partitions(there: list[RemotePartitionName], options: ReadOptions) -> 
 
 
 def chosen_partitions(opened: Sequence[OpenPartition], options: ReadOptions) -> list[OpenPartition]:
-    """The partitions of living topics, in option order. Raises InvalidRequest for twin names, NotFound."""
+    """The partitions of live topics, in option order. Raises NotFound, InvalidRequest if a name has several."""
     living = [each for each in opened if not each.is_deleted]
     for topic in sorted({each.name.topic for each in opened}):
         ids = sorted({each.name.topic_id for each in living if each.name.topic == topic})

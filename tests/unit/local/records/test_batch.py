@@ -265,7 +265,7 @@ def test_a_record_that_extends_into_the_next_batch_is_corrupt():
     assert header is not None
     reaching = seal(header, b"\x18\x00\x00\x00\x01\x0c" + b"abc")
     assert len(reaching) - HEADER_BYTES + 4 == 1 + 12
-    with pytest.raises(Corrupt, match="a record leaves its bounds") as caught:
+    with pytest.raises(Corrupt, match="a record exceeds its bounds") as caught:
         kernels.decode_columns(reaching + following)
     assert caught.value.facts["at"] == 0
 
