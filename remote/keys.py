@@ -161,7 +161,7 @@ def check_view(name: str) -> str:
 
 
 def page_key(base_offset: int, next_offset: int, times: tuple[int | None, int | None], epoch: int, ulid: str) -> str:
-    """Return the key of a manifest page; `times` are its smallest and largest, in ms."""
+    """Return the key of a manifest page; `times` are its smallest and largest timestamp, in ms."""
     low, high = (max(0, each or 0) for each in times)
     return f"{PAGES}{base_offset:020d}-{next_offset:020d}-{low:020d}-{high:020d}-{epoch:010d}-{ulid}.parquet"
 

@@ -41,7 +41,7 @@ Turn = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
 
 PART_BYTES = 8 << 20  # a large segment is uploaded in parts of a multiple of this size
 PARTS_MAX = 10_000  # S3's limit on the parts of one object
-REDACTION = "redact-"  # begin of the id of a job that erases records (`tiered.jobs.redacting`)
+REDACTION = "redact-"  # start of the id of a job that erases records (`tiered.jobs.redacting`)
 UNKNOWN_MAKER = f"{REDACTION}unknown"  # `made_by` of a rebuilt entry: its objects do not name the job, so it may be one
 
 

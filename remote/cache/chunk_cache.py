@@ -1,7 +1,7 @@
 """A cache of verified bytes in memory: LRU, and one load for concurrent readers of the same key.
 
 Bytes that a stream has passed are evicted first, the last passed first: their memory is still in the processor's
-caches. Every LEFT_KEPT-th body stays in normal LRU order, so that the rest of an old stream makes room in time. Source:
+caches. Every LEFT_KEPT-th body stays in normal LRU order: else bodies of ended streams would never be evicted. Source:
 bimodal insertion, Qureshi et al., "Adaptive Insertion Policies for High Performance Caching", ISCA 2007.
 """
 
@@ -57,7 +57,7 @@ class ChunkCache:
         self._flights: dict[Any, _Flight] = {}
         self.size_bytes = 0
         self._left = 0
-        self.hits = self.misses = 0  # for people: keys found here or being loaded, and keys that were neither
+        self.hits = self.misses = 0  # statistics: keys cached or being loaded, and all other keys
 
     def fetch(self, wanted: Sequence[K], load: Loader[K, V]) -> list[V]:
         """The value of every key in `wanted`, in order. Errors of `load` pass through.
@@ -85,7 +85,7 @@ class ChunkCache:
             self._keep(loaded.items())
 
     def peek(self, key: Hashable) -> object:
-        """The cached value, without marking it as used."""
+        """The cached value, None if absent; does not mark it as used."""
         with self._lock:
             return self._values.get(key)
 
@@ -126,7 +126,7 @@ class ChunkCache:
                 try:
                     flight.values = loaded
                     self._keep((key, loaded[key]) for key in mine if key in loaded)
-                finally:  # also when there is no memory to cache it: other readers wait
+                finally:  # even if caching fails for lack of memory: other readers wait for this load
                     flight.landed.set()
         return loaded
 

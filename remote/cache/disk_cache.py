@@ -1,6 +1,6 @@
 """Persistent caches on a disk: files of which the least recently used are deleted first. Never a source of truth.
 
-Nothing is synced or checksummed here: the reader checks each file as it checks a GET, and has a wrong one removed. A
+Nothing is synced or checksummed here: the reader checks each file like the body of a GET, and removes a wrong file. A
 disk error is logged. Files of other names are not touched. Writes: a temporary name, then a rename.
 """
 
@@ -38,7 +38,7 @@ class CachedFiles:
         is_writer: bool = True,
         ends_with_error: bool = True,
     ) -> None:
-        """`paths` matches the paths of files, its group ``unfinished`` interrupted writes. One writer at a time.
+        """`paths` matches files, and its group ``unfinished`` interrupted writes. At most one writer at a time.
 
         `ends_with_error`: a disk error turns the cache off; else the next call tries again.
         """
@@ -175,8 +175,8 @@ class CachedFiles:
 class DiskCache:
     """Chunks and indexes of segments in ``<root>/<2 hex digits>/<32 hex digits of the object's name>-<number>``.
 
-    The bytes are the store's. Object names are never reused, so a file is never stale. One process at a time uses the
-    directory (`LOCK`). Thread safe.
+    The bytes are as in the store. Object names are never reused, so a file is never stale. One process at a time uses
+    the directory (`LOCK`). Thread safe.
     """
 
     def __init__(self, storage: Storage, root: str, bytes_max: int, lock: StorageFile | None = None) -> None:

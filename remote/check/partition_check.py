@@ -1,13 +1,13 @@
 """A consistency check of everything below one partition's prefix, without the content of segments.
 
-The listing is read before the manifests, and these before the objects: a concurrent writer causes no finding.
+The listing is read before the manifests, and the manifests before the objects: a concurrent writer causes no finding.
 
 | subject | checks |
 |---|---|
 | manifests | each decodes, has its own name, belongs to this partition and follows its parent; none is missing |
 | manifest chain | none drops an object that its parent listed; none names an unlinked object again |
 | entries of the newest manifest, of log and views | their objects exist, with the sizes and names of the entry |
-| pages | the manifest's summary of a page agrees with its entries |
+| pages | the manifest's summary of a page agrees with the page's entries |
 | pending deletes | no entry names them; a deleted one is no finding |
 
 A failed check is CORRUPT. A hole between two entries above the log start, and an object with an unknown name, which is
@@ -165,7 +165,7 @@ class _Check:
         except AccessDenied as error:
             if "key_id" not in error.facts:
                 raise
-            # Without the key nothing is known of this partition, so nothing of it can be wrong.
+            # Without the key no check of this partition is possible.
             report.findings.append(finding("manifest.no-key", self._prefix, what=str(error), is_unread=True))
             report.is_unread = True
             return report
@@ -311,7 +311,7 @@ class _Check:
         return entries
 
     def _waiting(self, manifest: Manifest) -> set[str]:
-        """Return the pending deletes; of a page that cannot be read only the page."""
+        """The pending deletes, with the objects of unlinked pages; without these objects if a page cannot be read."""
         try:
             return set(waiting_keys(manifest, self._pages.entries))
         except (Corrupt, *UNREADABLE):
@@ -385,7 +385,7 @@ class _Check:
         reached = None
         for entry in self._entries(manifest, reports_errors=True):
             if reached is not None and entry.base_offset > max(reached, manifest.log_start_offset):
-                # Cleaning may remove whole segments: the entry after them was cleaned, or the topic is compacted.
+                # Cleaning may remove whole segments. Then the next entry was cleaned, or the topic is compacted.
                 is_compacted = "compact" in manifest.properties.get("cleanup.policy", "")
                 is_cleaned = is_compacted or entry.cleaned_through is not None
                 severity = Severity.INFO if is_cleaned else Severity.WARNING
@@ -474,7 +474,7 @@ def salvage_manifest(data: Body, prefix: str) -> Salvage:
     manifest = replace(manifest, **sound)
     wrong = list(contradictions(manifest, prefix))
     manifest = _without(manifest, wrong)
-    # A view or a cleaner mark may depend on an entry that was left out: then this is no further contradiction.
+    # After an entry was left out, a view or a cleaner mark that depends on it is no further contradiction.
     if not found and not wrong and (remaining := contradiction(manifest)) is not None:
         wrong.append(Contradiction(part=Part.WHOLE, what=remaining))
     is_sound = all(each.part not in (Part.TOPIC, Part.WHOLE) for each in wrong)

@@ -91,7 +91,7 @@ EPOCH_MAX = 2**31 - 1
 
 
 class AivenFormat:
-    """Aiven's layout. `prefixes` precede names unchanged."""
+    """Aiven's layout. Each of `prefixes` is put before names as it is, without a separator."""
 
     layout = Layout.AIVEN
 
@@ -126,7 +126,7 @@ class AivenFormat:
         manifest = decode_aiven_manifest(store.get(name), name)
         cipher = None if manifest.sealing is None else self._keys.cipher(manifest.sealing, name)
         if manifest.indexes is None:
-            return ExternalParts(chunks=manifest.chunks, cipher=cipher)  # older than the object with the indexes
+            return ExternalParts(chunks=manifest.chunks, cipher=cipher)  # from before the object with the indexes
         end = max((each.start + each.length for each in manifest.indexes.values()), default=0)
         body = store.get_range(sibling(entry.data_key, INDEXES), 0, end) if end else b""  # no object if all are empty
         sections: dict[str, bytes] = {"txn": b""}

@@ -61,7 +61,7 @@ _log = logging.getLogger(__name__)
 def external_format(store: ObjectStore, options: LayoutOptions) -> ExternalFormat | None:
     """The requested or detected layout; None for this project's own.
 
-    Raises InvalidRequest if the object names match no layout, or several, NotFound without an object or a root.
+    Raises InvalidRequest if the object names match no layout, or several. Raises NotFound without an object or a root.
     """
     layout = Layout(options.layout) if options.layout != AUTO else find_layout(store, options.prefixes)
     match layout:
@@ -195,7 +195,7 @@ class LogDirectoryFormat:
 
 
 class PinterestFormat(LogDirectoryFormat):
-    """Pinterest's uploader: no transactions, no epochs; incomplete ``_metadata`` is not read."""
+    """Pinterest's uploader: no transactions, no epochs; ``_metadata`` is incomplete and not read."""
 
     layout = Layout.PINTEREST
 

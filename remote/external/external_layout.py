@@ -43,7 +43,7 @@ from remote.store import Body, ObjectInfo, ObjectStore
 MANIFEST, INDEXES, LOG = ".rsm-manifest", ".indexes", ".log"
 KAFKA_ROOT = "kafka-tiered-storage"
 PINTEREST_MARKS = ("offset.wm", "_metadata")
-# Of LocalTieredStorage, by the sections of `remote.segments.index_bundle`. An empty transaction index has no file.
+# LocalTieredStorage: section of `remote.segments.index_bundle` -> suffix. An empty transaction index has no file.
 KAFKA_FILES = {
     "offset": ".index",
     "time": ".timeindex",
@@ -126,7 +126,7 @@ class ExternalSegment:
     may_be_torn: bool = False  # a broker may be writing this log
     index_keys: Mapping[str, str] = field(default_factory=dict)  # of Kafka's own index files
     finding: Finding | None = None  # a contradiction in the files that accompany the log
-    is_blocked: bool = False  # because of it, nothing of the segment can be read
+    is_blocked: bool = False  # because of `finding`, nothing of the segment can be read
 
 
 class Cipher(Protocol):
@@ -176,7 +176,7 @@ def _parsed(pattern: re.Pattern[str], name: str) -> tuple[int, str, str] | None:
     return int(found[1]), name[: -len(found[3])], found[3]
 
 
-# Of the name of a file: (base offset, stem, suffix); None for a name of another form.
+# From a file name to (base offset, stem, suffix); None for a name of another form.
 parse_aiven_file: ParseFile = partial(_parsed, _AIVEN_FILE)
 parse_kafka_file: ParseFile = partial(_parsed, _KAFKA_FILE)
 
@@ -248,7 +248,7 @@ class ExternalObject:
 
 
 def open_chunk(table: ChunkTable, number: int, stored: Body, cipher: Cipher | None) -> bytes:
-    """Return a chunk's bytes of the segment. Raises Corrupt if they contradict the table."""
+    """Return the segment's bytes of a chunk, decoded. Raises Corrupt if they contradict the table."""
     body: Body = stored
     if table.cipher != PLAIN:
         assert cipher is not None, "a sealed segment comes with its cipher"

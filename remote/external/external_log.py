@@ -144,7 +144,7 @@ def choose(copies: Sequence[Copy], known: Iterable[tuple[int, int]] = ()) -> lis
         if end <= copy.base_offset:
             continue
         while found and found[-1][0].base_offset == copy.base_offset:
-            found.pop()  # it ends earlier, or is older
+            found.pop()  # this copy ends earlier than `copy`, or is older
         if found and end <= found[-1][1]:
             continue
         if found:
@@ -155,7 +155,7 @@ def choose(copies: Sequence[Copy], known: Iterable[tuple[int, int]] = ()) -> lis
 
 
 def _valid_end(copy: Copy, ends: dict[int, int | None]) -> int:
-    """The end of the copy's records of the lineage, from its base on; `ends` has the start of each epoch's next one."""
+    """Where the copy's leading records of the lineage end; `ends` has each epoch's end, None for the last epoch."""
     reached = copy.base_offset
     for at, (epoch, _) in enumerate(copy.epochs):
         its_end = copy.epochs[at + 1][1] if at + 1 < len(copy.epochs) else copy.next_offset

@@ -39,10 +39,10 @@ _Piece = tuple[int, Body]  # (chunk number, stored bytes)
 # Decodes a chunk, or raises Corrupt: (number, stored bytes, `is_sound`: whether its checksum was compared already).
 Opener = Callable[..., Slice]
 _INDEXES = -1  # in place of a chunk's number: the segment's indexes object
-GUESS_BYTES = 128 << 10  # size of a first read
-SLACK_BYTES = 128 << 10  # added on either side
-WRONG_MAX = 3  # a higher excess of wrong guesses over right ones starts a pause
-REST = 32  # segments without a guess in a pause
+GUESS_BYTES = 128 << 10  # expected size of the first read of a segment
+SLACK_BYTES = 128 << 10  # added to a guess on either side
+WRONG_MAX = 3  # a pause starts when wrong guesses exceed right ones by more than this
+REST = 32  # length of a pause: this many segments are read without a guess
 
 
 def why_missing(log: MetadataLog, entries: Sequence[SegmentEntry], error: NotFound) -> LogError:
@@ -183,7 +183,7 @@ class RemotePartition:
         try:
             return self.cache.fetch(wanted, lambda keys: self._load(segment, table, keys, fresh))
         finally:
-            # Readers that wait for these chunks have them already; they do not wait for the disk.
+            # After the load: the other readers of these chunks do not wait for the disk.
             for number, body in fresh:
                 self._to_disk(name, number, body)
 

@@ -4,7 +4,7 @@
   two sizes by GROWTH: the bytes fetched ahead, up to `window_bytes_max`, and `step_bytes` for the next read.
 - Once the window has the size of a cell (RANGE_BYTES), whole cells are fetched, one GET each, and a read ends at the
   end of its cell: no bytes are joined by copying. Passed cells are evicted first (`RemotePartition.leave_behind`).
-- A few threads, shared by all streams, fetch ahead into the cache. The real read meets and raises their errors.
+- A few threads, shared by all streams, fetch ahead into the cache. Errors are logged; the later read tries again.
 """
 
 from __future__ import annotations

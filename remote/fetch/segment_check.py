@@ -30,7 +30,7 @@ def check_segment(
 ) -> list[Finding]:
     """The findings inside one segment of `store`. Raises errors that make the segment unreachable.
 
-    `is_unread` marks unknown data: a missing key (a WARNING), missing objects, indexes that cannot be decoded.
+    `is_unread` marks unchecked data: the key (a WARNING) or an object is missing, or the indexes cannot be decoded.
     """
     where = full_key(remote.prefix, entry.data_key)
     try:

@@ -1,4 +1,4 @@
 """Garbage collection (GC) of the bucket. Start with `delayed_delete`.
 
-Every deletion of objects passes `object_deletion.delete_objects` with a `DeleteReason`; only a probe removes its own.
+Every deletion passes `object_deletion.delete_objects` with a `DeleteReason`; only `remote.store.probe` does not.
 """

@@ -4,7 +4,7 @@
 |---|---|---|
 | 0 | the caller committed a manifest that lists the object as unlinked; the grace period is over | a pending delete |
 | 1 | read the pins (`remote.gc.pins`); skip each object that a pin holds | the same |
-| 2 | prove from the store that the epoch is still ours; no entry of that manifest's pages names an object | the same |
+| 2 | prove from the store that the epoch is still ours; no entry of that manifest names the object | the same |
 | 3 | ask the forks, then delete the objects; of a page, first the objects of its entries | a list of deleted objects |
 | 4 | commit a manifest that no longer lists them | nothing |
 
@@ -12,7 +12,7 @@ This writer or the next may repeat each step. A writer that is replaced between 
 its manifest listed as unlinked: no later manifest names them. It is fenced in step 4, and the next writer removes them
 from the list.
 
-Of a page that was unlinked as a whole, step 3 deletes the page last: it is the only list of its objects. A damaged page
+Of a page that was unlinked as a whole, step 3 deletes the page last: only the page lists the objects. A damaged page
 (read twice, and not as its pending delete describes it) names nothing. Its entries' objects stay, with a log line:
 
 - No reader loses data: all its entries are below the log start offset, their grace period is over, no pin holds them.
@@ -69,7 +69,7 @@ def unpinned(log: MetadataLog, pins: PinWatch, keys: Collection[str], now_ms: in
 def delete_due_objects(
     store: ObjectStore, prefix: str, log: MetadataLog, pins: PinWatch, keys: Collection[str], now_ms: int
 ) -> set[str]:
-    """Steps 1 to 4 for due objects; return the deleted keys. Raises Fenced, Unavailable, Corrupt."""
+    """Steps 1 to 4 for due objects; return the keys no longer pending. Raises Fenced, Unavailable, Corrupt."""
     free = unpinned(log, pins, keys, now_ms)
     if not free:
         return free
@@ -84,7 +84,7 @@ def delete_due_objects(
 
 
 def check_unnamed(index: MetadataIndex, keys: Collection[str]) -> None:
-    """Raise Corrupt if an entry of a page names one of `keys`, pending deletes of this manifest."""
+    """Raise Corrupt if an entry names one of `keys`, which are pending deletes of the same manifest."""
     for key in keys:
         name = parse_data_key(key)
         if name is None:
@@ -99,7 +99,7 @@ def check_unnamed(index: MetadataIndex, keys: Collection[str]) -> None:
 def delete_due_pages(
     store: ObjectStore, prefix: str, log: MetadataLog, pins: PinWatch, keys: Collection[str], now_ms: int
 ) -> set[str]:
-    """Steps 1 to 4 for pages that were unlinked as a whole, with the objects of all their entries."""
+    """As `delete_due_objects`, for pages that were unlinked as a whole, with the objects of all their entries."""
     free = unpinned(log, pins, keys, now_ms)
     if not free:
         return free
@@ -119,7 +119,7 @@ def delete_pages(
     *,
     has_forks: bool = True,
 ) -> None:
-    """Steps 3 and 4, for `pages` that may be deleted; else as `delete_unlinked`."""
+    """Steps 3 and 4 for `pages` after steps 1 and 2; `manifest` and `has_forks` as in `delete_unlinked`."""
     named = {*keys_of(manifest.segments), *keys_of(manifest.view_entries), *(page.key for page in manifest.pages)}
     for pending in pages:
         living = set(keys_of(log.index(manifest).entries_with_dead(pending.page.base_offset, pending.page.next_offset)))
@@ -150,7 +150,7 @@ class Collected(NamedTuple):
 
 
 def collect_manifests(store: ObjectStore, prefix: str, log: MetadataLog, upto: int, *, now_ms: int) -> Collected:
-    """Delete the manifests up to sequence `upto`, which must be below the newest. Raises Fenced."""
+    """Delete expired pins, and unpinned manifests up to `upto`, never the newest; return counts. Raises Fenced."""
     manifest = log.check_still_writer()
     upto = min(upto, manifest.sequence - 1)
     if upto < 1:

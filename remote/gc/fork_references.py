@@ -25,19 +25,19 @@ Why the check is enough, without a clock:
 2. A later deletion unlinks the object after the check, and lists the forks after that.
 3. If the source is a fork itself, other homes hold some of its objects. The announcement reaches these homes before the
    fork names anything, and the same check of the source's manifest protects the objects.
-4. A clock counts in one place: GC may judge an announcement that expired before the fork existed, and delete it much
-   later. So the check requires a pin with time left.
-5. A reader of the forks' manifests lists the forks before **and** after it reads them, because a new fork could appear
-   in between and the old one disappear.
+4. A clock counts in one place: an announcement may expire before the fork exists. GC may then decide to delete it, and
+   do so much later. So the check requires a pin with time left.
+5. A reader of the forks' manifests lists the forks before **and** after it reads the manifests, because a new fork
+   could appear in between and the old one disappear.
 
 A second run takes over the fork's epoch before its check, and removes nothing once a pin of the fork has ended. The run
 that made the fork then checks that the epoch is still its own; otherwise it reports no success. So a fork that was
 reported as whole stays.
 
-A failed check (the forking process slept past its pin's expiry) removes the fork; the caller creates it again. So does
-a fork in state filled of another run, unless its entries pass the same check. The removal starts with a mark in the
-epoch of the check: a run that took the fork over since then, and may have reported success, has fenced the removal. The
-next run that forks to this name completes an interrupted removal.
+A failed check (the forking process slept past its pin's expiry) removes the fork; the caller creates it again. A fork
+that another run left in state filled is removed too, unless its entries pass the same check. The removal starts with a
+mark in the epoch of the check: a run that took the fork over since then, and may have reported success, has fenced the
+removal. The next run that forks to this name completes an interrupted removal.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def delete_unlinked(
 ) -> None:
     """Delete unlinked objects of a partition, except objects of other partitions and objects that a fork names.
 
-    `manifest` lists them: the newest one, proved to be of the caller's epoch after no pin held them. Without
+    `manifest` lists them. It is the newest, read to prove the caller's epoch after no pin held them. Without
     `has_forks` the caller listed the pins after all of `keys` had been unlinked, and found no fork. No fork that counts
     can have appeared since: its source's manifest must name the object after its announcement, and the home was the
     only source (`remote.gc.pins`).
@@ -118,7 +118,7 @@ def named_by_fork(store: ObjectStore, fork: str) -> set[str]:
 def is_over(store: ObjectStore, fork: str) -> bool:
     """Whether a fork names nothing and never will again: it was deleted, and has no entry and no pending delete.
 
-    True without a manifest: a run that creates its manifest checks for the announcement afterwards.
+    True without a manifest: a run that creates the fork's first manifest checks the announcement afterwards.
     """
     manifest = MetadataLog(store, fork).load(exact=True)
     return manifest is None or (manifest.deleted_ms is not None and not named_by_fork(store, fork))

@@ -1,10 +1,10 @@
-"""Delete objects of the remote tier: the one function that does, with a reason and its evidence.
+"""Delete objects of the remote tier: one function for all deletions, with a reason and its evidence.
 
-`delete_objects` compares each key with the precondition of its reason (`_CHECKS`). If one key does not meet it, nothing
-is deleted.
+`delete_objects` deletes nothing unless every key meets the precondition of the reason (`_CHECKS`).
 
 The caller reads the evidence from the store: the pins, then the newest manifest in its own epoch
-(`MetadataLog.check_still_writer`), then the forks. Objects of other partitions or named by a fork are skipped.
+(`MetadataLog.check_still_writer`), then the forks. An object of another partition, or that a fork names, does not meet
+the precondition: `remote.gc.fork_references.delete_unlinked` skips it.
 
 | crash | leaves |
 |---|---|
@@ -60,7 +60,7 @@ class DeleteReason(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Facts from the store: the newest `manifest`, in the caller's epoch; the `epoch` of a committed one."""
+    """Facts from the store: the newest `manifest`, of the caller's epoch; the `epoch` of a committed manifest."""
 
     manifest: Manifest | None = None
     named_by_forks: frozenset[str] = frozenset()

@@ -29,7 +29,7 @@ from remote.store import ObjectInfo, ObjectStore
 
 
 def unreferenced_objects(listed: Iterable[ObjectInfo], *, epoch: int, named: Collection[str]) -> list[ObjectInfo]:
-    """The orphans among `listed`; `named` by the manifest of `epoch` or a pinned one. Relative keys."""
+    """The orphans among `listed`; the manifest of `epoch` and pinned manifests name `named`. Relative keys."""
     return [
         info
         for info in listed

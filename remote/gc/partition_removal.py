@@ -57,7 +57,7 @@ class PartitionRemoval:
         self._gives_way = False
 
     def step(self, now_ms: int, *, grace_ms: int) -> Removal:
-        """Do the next step; WAITING after a takeover. Raises Unavailable, Corrupt for a damaged manifest."""
+        """Do the next step; return the state, WAITING if fenced. Raises Unavailable, Corrupt for a damaged manifest."""
         try:
             return self._step(now_ms, grace_ms)
         except LogError as error:

@@ -29,7 +29,7 @@ The holder may have stalled before step 2 while the pin expired:
 | by the clock of step 3 | the renewed pin counts if |
 |---|---|
 | the pin was sure at its write | the newest manifest names each object of the pinned one, or lists it as unlinked |
-| it was not | none was unlinked, as for a new pin: a deleter may have read it in between and be about to delete |
+| it was not | none was unlinked, as for a new pin: a deleter may have read the expired pin, and may delete soon |
 
 If step 3 of a renewal had no reply, the next renewal applies this rule to the former, sure expiry: the later expiry in
 the bucket may have been written when nothing was protected any more. Deleters use the later expiry, which is always
@@ -164,7 +164,7 @@ def renew(store: ObjectStore, prefix: str, pin: Pin, *, clock: Callable[[], int]
 
 
 def end_pin(store: ObjectStore, prefix: str, pin: Pin, *, now_ms: int) -> Pin | None:
-    """Let a fork's pin expire now, or add an expired pin if immutable; `fork` stays. None without the pin."""
+    """Let a fork's pin expire now, or add an expired pin if immutable; return this pin, None if it is missing."""
     found = read_pin(store, prefix, pin.key)
     return _put(store, prefix, replace(found, expires_ms=0), now_ms) if found is not None else None
 
@@ -246,7 +246,7 @@ def _came_in_time(log: MetadataLog, manifest: Manifest) -> bool:
         without = replace(newest, pending_deletes=(), pending_page_deletes=())
         return lost_object(manifest, without, log.page_entries) is None
     except NotFound:
-        return False  # a page that it names is deleted
+        return False  # a page of the pinned manifest is deleted
 
 
 def _keeps_all(store: ObjectStore, prefix: str, pin: Pin, *, is_late: bool) -> bool:
@@ -265,7 +265,7 @@ def _keeps_all(store: ObjectStore, prefix: str, pin: Pin, *, is_late: bool) -> b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unlinking:
-    """The sequence and time of the first manifest without an object or page."""
+    """The sequence and time of the first manifest that no longer names an object or page."""
 
     sequence: int
     at_ms: int

@@ -51,7 +51,7 @@ manifest of that name: the writer slept through other writers' commits (`remote.
 | the same, under a running manager | manifests, a number missing | N+1 | each read of a lost object reports damage |
 
 After a backup was restored, epochs are assigned a second time, and two histories of the lost time can look alike: open
-at most one of the disks that hold it. docs/explanation/commit-protocol.md lists the test for each line.
+at most one of the disks with records of that time. docs/explanation/commit-protocol.md lists the test for each line.
 
 No read returns a manifest before the cached one. A process reads the GC boundary before each deletion of objects other
 than manifests, and after every create.

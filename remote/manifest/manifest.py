@@ -185,7 +185,7 @@ class Manifest:
 
     @property
     def allocated_end_offset(self) -> int:
-        """One above the highest offset known here to be assigned; no log may assign it again."""
+        """One above the highest offset known here to be assigned; no log may assign an offset below it again."""
         return max(self.next_offset, self.max_end_offset)
 
     @property
@@ -385,7 +385,7 @@ def _seal_contradiction(manifest: Manifest, seal: Opened, sealer: Sealer | None)
 
 
 def contradiction(manifest: Manifest) -> str | None:
-    """The first contradiction between entries of this manifest; None if there is none."""
+    """The first contradiction in the identity, ranges or views of this manifest; None if there is none."""
     if manifest.format_version != FORMAT_VERSION:
         return f"format_version is {manifest.format_version}"
     if not manifest.commit_id:

@@ -44,7 +44,7 @@ from remote.manifest.sealing import sealer_of
 from remote.segment_entry import INT64_MAX
 from remote.store import Body, ObjectStore
 
-PROBES_MAX = 4  # GETs of the next number before a listing is cheaper
+PROBES_MAX = 4  # after this many GETs of the next number a listing is cheaper
 QUIET_MAX = 16  # 404s in a row that count as "nothing new" before the boundary is read
 RELISTS_MAX = 3  # listings with a newest manifest that GC deleted before it was read
 _BOUNDARY = re.compile(rb"(tiered-boundary 1 ([0-9]{20}) )([0-9a-f]{8})\n")

@@ -4,8 +4,8 @@ A commit with a lost reply may be repeated on a manifest that already has the ch
 manifest unmodified (the same object: nothing to commit). A change sees only the manifest's own entries; `commit` opens
 the pages with the other entries first (`touches`, `remote.manifest.page_out`).
 
-**Jobs** replace entries by others, and append entries. Each change records a note, and returns a manifest that has the
-note already unmodified. A replacement is judged group by group against the manifest it is applied to (P11: the new
+**Jobs** replace entries by others, and append entries. Each change records a note, and does not modify a manifest that
+already has the note. A replacement is judged group by group against the manifest it is applied to (P11: the new
 entries tile exactly the entries that they replace):
 
 | the group's entries in that manifest | the group is | its new entries |
@@ -49,7 +49,7 @@ Change = Callable[[Manifest], Manifest]
 P = ParamSpec("P")
 Holder = TypeVar("Holder", Manifest, "ViewCatalog")
 Pending = TypeVar("Pending", PendingDelete, PendingPageDelete)
-EXPIRED_EPOCHS_MAX = 1000  # per manifest; the oldest ranges are removed first and prove nothing from then on
+EXPIRED_EPOCHS_MAX = 1000  # per manifest; of more ranges the oldest are removed, and no longer prove an expiry
 JOBS_MAX = 64  # notes in a manifest; a job that is repeated after this many others is not recognised
 
 
@@ -213,7 +213,7 @@ def set_properties(manifest: Manifest, properties: dict[str, str]) -> Manifest:
 
 
 def settle() -> Change:
-    """Commit a manifest without a change: resolves a commit in doubt before it."""
+    """A change that modifies nothing and is committed nevertheless: it resolves a commit in doubt before it."""
     return lambda manifest: replace(manifest)
 
 
@@ -231,7 +231,7 @@ def loses_objects(old: Manifest, new: Manifest, entries_of: EntriesOf) -> str | 
 
 
 def stamped(base: Manifest, changed: Manifest) -> Manifest:
-    """Set the sequence of newly unlinked objects, and the highest offset and epochs held before."""
+    """`changed` with its sequence in newly unlinked objects, and `expired_end_offset`, `expired_epochs` set."""
     if changed.max_end_offset < base.max_end_offset:
         changed = replace(changed, expired_end_offset=base.max_end_offset)
     if (expired := expired_after(base, changed)) != changed.expired_epochs:
@@ -250,18 +250,18 @@ def stamped(base: Manifest, changed: Manifest) -> Manifest:
 def expired_after(base: Manifest, changed: Manifest) -> tuple[EpochRange, ...]:
     """`expired_epochs` of `changed`, the successor of `base`: with the ranges of every entry that it lost."""
     if base.pages == changed.pages and base.segments == changed.segments[: len(base.segments)]:
-        return base.expired_epochs  # no entry left; a commit that only adds entries stays cheap
+        return base.expired_epochs  # no entry was removed; a commit that only adds entries stays cheap
     expired = ranges_outside(base.epoch_ranges, changed.epoch_ranges)
     if not expired:
         return base.expired_epochs
-    # A tier that was disabled and enabled again copies the same offsets again: the range that left last counts.
+    # A tier that was disabled and enabled again copies the same offsets again: the range that expired last counts.
     before = ranges_outside(base.expired_epochs, expired)
     merged = joined_ranges(sorted((*before, *expired), key=lambda each: each.base_offset))
     return tuple(merged[-EXPIRED_EPOCHS_MAX:])
 
 
 def names_older_objects(draft: Manifest, changed: Manifest) -> str | None:
-    """The first newly named object of another epoch: any process may delete it (`remote.gc.orphan_search`)."""
+    """The first new object of another epoch, or None: any process may delete it (`remote.gc.orphan_search`)."""
     known = {entry.data_key for entry in (*draft.segments, *draft.view_entries)}
     for entry in (*changed.segments, *changed.view_entries):
         made_in = parse_epoch(entry.data_key) if entry.data_key not in known else None

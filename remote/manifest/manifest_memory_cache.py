@@ -74,9 +74,9 @@ class ManifestMemoryCache:
     ) -> tuple[Manifest | None, int]:
         """The newest manifest (`ManifestChain.newest`) and the owner of its pages.
 
-        `begin` finds the manifest without a cached one. `exact` verifies now. `chain` may have learned a boundary from
-        another history. That boundary is below the manifest known of that history, and so below the manifest of the
-        same number that does not follow it.
+        `begin` finds the manifest if none is cached. `exact` verifies now. `chain` may have learned a boundary from the
+        cached manifest's history, which the bucket may lack. That boundary is below the cached manifest, so it voids no
+        manifest of the same number or above.
         """
         name, now_ms = (store.url, prefix), self._counted_ms()
         with self._lock:

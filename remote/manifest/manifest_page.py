@@ -66,7 +66,7 @@ def encode_page(
 
 
 def summary_contradiction(page: PageEntry, entries: Rows, names: Iterable[str] = _PAGE_FIELDS) -> str | None:
-    """The first of the named fields of a page's entry that differs from the rows; those of `LATER` may be None."""
+    """The first of `names` in which a page's entry differs from its rows, or None. `LATER` fields may be None."""
     name = parse_page_key(page.key)
     if name is None:
         return f"key={page.key}"

@@ -177,7 +177,7 @@ def _epochs_contradiction(epochs: tuple[tuple[int, int], ...], base_offset: int,
 
 
 def _named_twice(entry: SegmentEntry, named: set[str]) -> str | None:
-    """Add both keys to `named`. The two objects share a stem, so one key stands for both."""
+    """The contradiction if `named` has the data key (it stands for both keys); else None, and both are added."""
     if entry.data_key in named:
         return "another entry names the same object"
     named.add(entry.data_key)

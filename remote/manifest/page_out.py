@@ -65,7 +65,7 @@ class NewPages:
     """Pages written for one commit; a retry with the same entries uses the existing page."""
 
     def __init__(self, write: Callable[[Rows, int, str | None], PageEntry], now_ms: int) -> None:
-        self.seal_key_id: str | None = None  # of the manifest that will name them
+        self.seal_key_id: str | None = None  # of the manifest that will name the pages
         self._write = write
         self._now_ms = now_ms
         self._made: list[tuple[Rows, PageEntry]] = []
@@ -144,7 +144,7 @@ def named_by(manifest: Manifest, entries_of: EntriesOf) -> set[str]:
 
 
 def entries_unless_deleted(newest: Manifest, entries_of: EntriesOf) -> EntriesOf:
-    """Read pages of older manifests. A deleted page has no entries; a lost page raises its error.
+    """A reader of the pages of older manifests. A deleted page has no entries; a lost page raises its error.
 
     1. A page leaves the pending deletes only after its deletion. So a missing page was deleted if `newest` neither
        names nor lists it, and was lost otherwise.

@@ -4,9 +4,9 @@ This is Pulsar's mode of compaction. A view has objects of its own, ``view/<name
 offsets, as in a segment, and entries of the same type. The manifest holds the view, so one commit switches horizon and
 entries together.
 
-The horizon is never above the bucket's part of the log: after the loss of a disk the log restarts there, and the same
-offsets are assigned to other records. The view also records its last run, or the error. The epoch shows a run that a
-crash ended: only the writer of that epoch could still execute it.
+The horizon is never above the end of the bucket's part of the log: after the loss of a disk the log restarts at that
+end, and assigns the offsets above it again. The view also records its last run, or the error. The epoch shows a run
+that a crash ended: only the writer of that epoch could still execute it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class StoredForm(Generic[T]):
         return msgspec.json.encode(self.stored(value))
 
     def decode(self, text: bytes | msgspec.Raw) -> T:
-        """Raises msgspec.DecodeError, UnicodeDecodeError."""
+        """The inverse of `encode`. Raises msgspec.DecodeError, UnicodeDecodeError."""
         return self.value(self._decoder.decode(text))
 
     def stored(self, value: T) -> msgspec.Struct:

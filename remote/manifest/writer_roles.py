@@ -118,7 +118,7 @@ RESUMED = Role(name="resumed writer", attempt="cannot take over the partition")
 def takeover_draft(
     latest: Manifest | None, topic: str, topic_id: str, partition: int, seal_key_id: str | None
 ) -> Manifest:
-    """The first manifest of an epoch: as `latest`, or empty. InvalidRequest for another partition."""
+    """The first manifest of an epoch: as `latest`, or empty. Raises InvalidRequest for another partition."""
     names = {"topic": topic, "topic_id": topic_id, "partition": partition}
     if latest is None:
         unset = {"commit_id": "", "parent_id": None, "writer_id": "", "log_start_offset": 0, "committed_ms": 0}

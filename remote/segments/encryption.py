@@ -72,7 +72,7 @@ class ObjectCipher:
         return f"ObjectCipher({self._name!r})"
 
     def seal_chunk(self, number: int, body: Body) -> bytes:
-        """Encrypt a chunk; TAG_BYTES longer than `body`. Never call it with other bytes for the same number."""
+        """The encrypted chunk, TAG_BYTES longer than `body`. Never call it with other bytes for the same number."""
         return self._gcm.encrypt(_NONCE.pack(_CHUNK, number), body, self._of_chunk(number))
 
     def open_chunk(self, number: int, sealed: Body) -> bytes:

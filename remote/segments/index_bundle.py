@@ -142,7 +142,7 @@ def encode_chunks(table: ChunkTable) -> bytes:
 
 
 def decode_chunks(data: Body) -> ChunkTable:
-    """The inverse. Raises Corrupt for an unknown version or code, and for contradictory numbers."""
+    """The inverse of `encode_chunks`. Raises Corrupt for an unknown version or code, or contradictory numbers."""
     if len(data) < _HEADER.size:
         raise Corrupt("a chunk table is too short", size_bytes=len(data))
     version, codec, cipher, count, size_bytes, stored_bytes = _HEADER.unpack_from(data)

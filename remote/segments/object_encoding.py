@@ -84,7 +84,7 @@ def open_chunk(table: ChunkTable, number: int, stored: Body, cipher: ObjectCiphe
 
 
 def open_ring(entry: SegmentEntry, prefix: str, keys: KeyRing = NO_KEYS) -> ObjectCipher | None:
-    """The cipher; None if not encrypted. Raises AccessDenied without the key, Corrupt if required."""
+    """The cipher; None if not encrypted. Raises AccessDenied without the key, Corrupt if `keys` require encryption."""
     name = object_identity(prefix, entry.data_key)
     if entry.key_id is not None:
         return keys.open_object(entry.key_id, entry.wrapped_key or "", name)

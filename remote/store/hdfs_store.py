@@ -1,6 +1,6 @@
 """The HDFS store: ``hdfs://namenode:8020/directory``, over hdfs-native, fsspec's client for HDFS.
 
-fsspec's layer lacks a rename that does not overwrite, hsync, and ranges: they use the client below it
+fsspec's layer lacks hsync, ranges, and a rename that does not overwrite: these use the client below it
 (`filesystem.client`). Order of effects of a write:
 
 1. Write a temporary file (``<root>/~aside/<ulid>``), with an hsync (to the DataNodes' disks) after every part.
@@ -161,7 +161,7 @@ class HdfsStore(DirectoryStore):
             log.warning("cannot delete a temporary file: path=%s cause=%s", aside, error)
 
     def _sweep_once(self, written: str) -> None:
-        """Remove temporary files of killed writers, best effort, older by the NameNode's time of `written`."""
+        """Remove killed writers' old temporary files, best effort. The new file `written` shows the NameNode's time."""
         with self._lock:
             if self._is_swept:
                 return

@@ -218,7 +218,7 @@ class ObstoreS3Store(S3Store):
             self._was_refused = False
         except BaseException as error:
             if sent is not None and sent.error is not None and error is not sent.error and _is_obstores(error):
-                # The client's error is then about the abort: already aborted, or parts that remain.
+                # If the source failed, the client's error is about the abort: already aborted, or parts that remain.
                 if not isinstance(error, FileNotFoundError):
                     log.warning("cannot abort an incomplete upload: key=%s cause=%s", key, type(error).__name__)
                 raise sent.error from None

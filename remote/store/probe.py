@@ -34,7 +34,7 @@ class StoreGuarantees:
 
 
 def probe_store(store: ObjectStore, prefix: str = "", now_ms: int = 0, *, is_racing: bool = False) -> StoreGuarantees:
-    """Create a fresh key twice, read it, and remove it. Raises the store's errors if it cannot be written to.
+    """The guarantees seen by creating a fresh key twice. Raises the store's errors if it cannot be written to.
 
     `is_racing` also creates a key from several threads at once; otherwise `one_winner` is assumed. The key is removed
     only if the first create was answered.

@@ -80,11 +80,11 @@ class ObjectStore(Protocol):
         """Exactly `length` bytes from `start`. Raises NotFound, Corrupt for an early end, Unavailable."""
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
-        """`get_range` of each (start, length), concurrently where the store can. Immutable."""
+        """`get_range` of each (start, length), concurrently where the store can. The bodies are immutable."""
         return [self.get_range(key, start, length) for start, length in ranges]
 
     def get_each(self, ranges: Sequence[GetRange]) -> Sequence[Body | None]:
-        """The bodies, in order, concurrently where the store can; None if missing or short. Immutable."""
+        """The bodies, in order, concurrently where the store can; None if missing or short. They are immutable."""
         return [read_if_there(self, each) for each in ranges]
 
     def head(self, key: str) -> ObjectInfo:
@@ -120,7 +120,7 @@ def read_if_there(store: ObjectStore, wanted: GetRange) -> Body | None:
 
 
 def read_named(ask: Callable[[], T]) -> T:
-    """Read an object that a manifest names: a 404 (of one node) is final after MISSING_TRIES tries."""
+    """The result of `ask`, a read of an object that a manifest names: a 404 is final after MISSING_TRIES tries."""
     for _ in range(MISSING_TRIES - 1):
         with suppress(NotFound):
             return ask()

@@ -182,7 +182,7 @@ class ObjectSettings:
         return self.of_small() | ({"StorageClass": self.storage_class} if self.storage_class is not None else {})
 
     def or_of(self, options: dict[str, object]) -> ObjectSettings:
-        """Return these settings, or those of OPTIONS, which leave `options`. Raises InvalidRequest."""
+        """Return these settings, or those of OPTIONS, which are removed from `options`. Raises InvalidRequest."""
         sse, kms_key_id = (options.pop(name, None) for name in OPTIONS)
         if sse is None and kms_key_id is None:
             return self

@@ -201,7 +201,7 @@ class S3Store(ObjectStore):
         try:
             self._patient("cannot complete an upload", "complete_multipart_upload", key, **names)
         except (AlreadyExists, NotFound, Unavailable):
-            # No upload, no answer, or an unrequested condition: an earlier try may have completed it.
+            # An unknown upload, no answer, or a condition that was not sent: an earlier try may have completed it.
             if self._policy.call(lambda: self._size_or_none(key), verb="head", key=key) != size_bytes:
                 raise
 

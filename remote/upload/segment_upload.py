@@ -194,7 +194,7 @@ class _Copy:
         return self._object_encoding.codec if self._object_encoding.pays(first) else RAW
 
     def _facts(self) -> SegmentFacts:
-        """Raises Corrupt if the facts found in the bytes contradict the known facts of the segment."""
+        """The facts found in the bytes, else the given facts. Raises Corrupt if found facts contradict given facts."""
         segment, facts = self._segment, self._upload_stream.inspector.facts()
         known = (segment.record_count, segment.max_timestamp_ms, segment.min_timestamp_ms)
         if facts is None:

@@ -323,7 +323,7 @@ class FileAhead:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def close(self) -> None:
-        """Idempotent; later reads use the storage."""
+        """Close the file. Idempotent; later reads use the storage."""
         with self._lock:
             self._has_failed = True
             ahead, self._ahead, self._block, self._at = self._ahead, None, b"", -1

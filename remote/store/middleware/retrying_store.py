@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class RetryBudget:
-    """Retries: begins with `capacity`, a success adds `earned`. Thread safe. Source: gRPC (A6), AWS SDKs."""
+    """The retries left: `capacity` at first, plus `earned` for a success. Thread safe. Source: gRPC (A6), AWS SDKs."""
 
     def __init__(self, capacity: float = 64.0, earned: float = 0.5) -> None:
         self._capacity = capacity

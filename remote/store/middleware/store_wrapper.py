@@ -81,7 +81,7 @@ class StoreWrapper:
 
 
 class ObservedStore(StoreWrapper):
-    """Runs a context manager around each call, retries included; of a listing until its first entry."""
+    """Runs a context manager around each call, retries included; around a listing until its first entry."""
 
     def __init__(self, inner: ObjectStore, around: Around) -> None:
         super().__init__(inner)
