@@ -30,7 +30,7 @@ Telling = Callable[[int], AbstractContextManager[Callable[[int], None]]]  # byte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A `share` (above 0, at most 1) of the segments, at least one. `seed` and its name rank a segment."""
+    """A `share` (above 0, at most 1) of the segments, at least one. `seed` and a segment's name give its rank."""
 
     share: float
     seed: int
@@ -49,7 +49,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketVerdict:
-    """The bytes of `read_segments` of the `segments` named were decoded."""
+    """The report on a bucket that names `segments`; the bytes of `read_segments` of them were decoded."""
 
     report: ScrubReport
     segments: int

@@ -86,7 +86,7 @@ def _files_max() -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patient:
-    """`store` None: not configured. `is_away`: it answered no call and failed one. `files_max` None: no limit."""
+    """`store` None: not configured. `is_away`: the store answered no call, one failed. `files_max` None: no limit."""
 
     config: Config
     store: ObjectStore | None = None
@@ -227,7 +227,7 @@ def _space(status: LogDirStatus, config: Config) -> Finding:
 
 
 def _fsync(patient: Patient, root: str) -> Finding:
-    """Take the median of five: a single fsync may wait for another process."""
+    """Report the median time of five fsyncs: a single one may wait for another process."""
     storage, path, took = patient.storage, join(root, PROBE), []
     file = storage.create(path)
     try:
@@ -343,7 +343,7 @@ def _deleted(store: ObjectStore, key: str, done: list[str]) -> Iterator[Finding]
 
 
 def _skew(modified_ms: int, before_ms: int, after_ms: int) -> Finding:
-    """Report the smallest difference that the measurement proves."""
+    """Report the smallest difference of the clocks that the measurement proves."""
     late, early = modified_ms - after_ms, before_ms - (modified_ms + RESOLUTION_MS)
     skew_ms = max(late, early, 0)
     if skew_ms < SKEW_WARNING_MS:
@@ -365,7 +365,7 @@ def guarantees(patient: Patient) -> Iterator[Finding]:
 
 
 def unfinished(patient: Patient) -> Iterator[Finding]:
-    """They cost money, and no listing shows them."""
+    """Report old unfinished uploads: they cost money, and no listing shows them."""
     url, now_ms = patient.config.remote_url or "", patient.clock_ms()
     if not url.startswith("s3://"):
         return
@@ -429,7 +429,7 @@ def _behind(held: Partition, manifest: Manifest) -> Finding:
 
 
 def _pins(patient: Patient, held: Iterable[Partition], now_ms: int) -> Iterator[Finding]:
-    """A fork's pin holds objects beyond its expiry."""
+    """Report pins that end late, or should have ended; a fork's pin holds objects beyond its expiry."""
     if patient.store is None:
         return
     with_manifests = [each for each in held if isinstance(each.metadata, MetadataLog)]

@@ -6,7 +6,7 @@ The plan checks the reported damage and the good copies again.
 |---|---|---|
 | a segment, its indexes, or its entry | the good bytes are uploaded under a new name | its entry replaces the old one |
 | a manifest page | the identical page is put back, else its entries go into a new page | same name, or a commit |
-| an object that forks or their source name | the entries of each, `health.repair_sources` | a commit each |
+| an object that several partitions name (forks) | each one's entry, `health.repair_sources` | a commit each |
 | an older manifest | none: only the newest counts, and it is valid | |
 | a view's part, the newest manifest, other objects without a good copy | none: reported as hopeless, with offsets | |
 
@@ -326,7 +326,7 @@ class RepairJob(LocalJob[RepairUnit, None, SegmentRepair | PageRepair]):
             now_ms=now_ms,
             object_encoding=encoding_of_entry(old, settings).object_encoding(self.keys),
         )
-        keys = {old.data_key, old.indexes_key}  # damaged entries may name them too
+        keys = {old.data_key, old.indexes_key}  # other damaged entries may name these objects too
         entries = log.ask(manifest, lambda index: list(index.entries_with_dead(0, manifest.entries_end_offset)))
         sharing = [each for each in entries if each != old and keys & {each.data_key, each.indexes_key}]
         touches = (min(each.base_offset for each in (old, *sharing)), max(each.next_offset for each in (old, *sharing)))
@@ -349,7 +349,7 @@ class RepairJob(LocalJob[RepairUnit, None, SegmentRepair | PageRepair]):
 
 
 def put_in_place(old: SegmentEntry, new: SegmentEntry, *, spares: Sequence[SegmentEntry] = ()) -> Change:
-    """Replace one entry by another with the same offsets.
+    """The change that replaces one entry by another with the same offsets.
 
     The old entry is found by all its fields: damaged entries may share a name. Its objects become pending deletes,
     except those of entries in `spares`. If the old entry was removed, the new objects become pending deletes.

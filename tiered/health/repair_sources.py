@@ -130,7 +130,7 @@ def with_own_names(entry: SegmentEntry) -> SegmentEntry:
 
 
 def _indexed(store: ObjectStore, prefix: str, entry: SegmentEntry, keys: KeyRing) -> _Bytes | None:
-    """Read by the indexes object, not by the entry's sizes and checksums; None if it is damaged or missing."""
+    """The segment by its indexes object, not by sizes and checksums of its entry; None if that object is unreadable."""
     try:
         body = store.get(full_key(prefix, entry.indexes_key))
         cipher = open_ring(entry, prefix, keys)

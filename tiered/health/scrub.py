@@ -122,7 +122,7 @@ def plan_scrub(
 
 
 def scrub_segment(job: SegmentJob, store: ObjectStore, keys: KeyRing = NO_KEYS) -> SegmentResult:
-    """Raises Unavailable if the store serves no request."""
+    """Check one segment; return its findings. Raises Unavailable if the store serves no request."""
     remote = RemotePartition(store, job.prefix, ChunkCache(0), keys=keys)
     try:
         found = check_segment(store, remote, job.entry, check_contents)

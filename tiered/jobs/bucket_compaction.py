@@ -72,7 +72,7 @@ _log = logging.getLogger(__name__)
 
 GROUP_BYTES = 256 << 20  # of input; the work of one task, and the most that can become one segment
 ROWS_MAX = 16_384  # entries in one plan
-_ROUNDS_LISTED = 4  # rounds that replaced all their entries: two objects each, some megabytes of every manifest
+_ROUNDS_LISTED = 4  # no round begins once a manifest lists the objects of so many full rounds, two for each entry
 _ROUNDS = -(1 << 62)  # a note's turn is this plus the offset that the rounds have reached; 0 when the job is done
 
 
@@ -298,7 +298,7 @@ def compact_in_rounds(
     should_stop: Callable[[], bool] = lambda: False,
     **options: Unpack[PlanOptions],
 ) -> list[CompactionOutcome]:
-    """Plan, run both passes by `compacted`, commit, repeat; errors of commits are added to `errors`."""
+    """Plan, run both passes by `compacted`, commit, repeat; return the outcomes. Adds errors of commits to `errors`."""
     job_id = job_id or f"compact-{new_ulid(now_ms)}"
     outcomes: dict[RemotePartitionName, CompactionOutcome] = {}
     remaining = list(names)
@@ -329,7 +329,7 @@ def _wants_another(store: ObjectStore, plan: CompactionPlan, outcome: Compaction
 def commit_compaction(
     store: ObjectStore, plan: CompactionPlan, results: Iterable[GroupResult], *, now_ms: int
 ) -> CompactionOutcome:
-    """Commit the new entries of all groups in one manifest. May be repeated: after Unavailable it is in doubt.
+    """Commit the new entries of all groups in one manifest. After Unavailable the commit is in doubt: repeat it.
 
     A missing or lost group stays as it is, holds the tombstone bound down, and keeps the job from being noted as done.
     A group loses the entries that expired since the plan. Raises Fenced after a takeover, Conflict if the topic was

@@ -13,7 +13,7 @@ The copy has one writer: each run raises its epoch, and refuses a partition that
 
 | a crash or an error after | leaves in the copy | outcome |
 |---|---|---|
-| the epoch | a manifest without entries, or with the entries of earlier runs | the next run continues there |
+| the new epoch | a manifest without entries, or with the entries of earlier runs | the next run continues there |
 | some uploads | objects that no manifest names | orphans once the next run has taken over |
 | a commit, its reply lost | the new manifest | the next plan finds the entries there |
 | all entries, no log start offset | perhaps entries that have expired in the source | the next run finishes |
@@ -79,7 +79,7 @@ class CopyPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyOutcome:
-    """Result for one partition: `behind` entries arrived since; each of `differences` is a fault."""
+    """Result for one partition: the source got `behind` entries since the plan; each of `differences` is a fault."""
 
     name: RemotePartitionName
     entries: int
@@ -103,7 +103,7 @@ def plan_copy(
 ) -> CopyPlan:
     """Plan the copy of one partition.
 
-    None keeps codec and key; the storage class is then the target's default. A plaintext entry is encrypted if
+    None keeps codec and key, and selects the target's default storage class. A plaintext entry is encrypted if
     `settings` of the topic name a key. Raises NotFound without a manifest, InvalidRequest if both stores are the same,
     Conflict if another writer writes to the target or the target has other ranges than the source.
     """
@@ -139,7 +139,7 @@ def plan_copy(
 
 
 def begin_copy(source: ObjectStore, target: ObjectStore, plan: CopyPlan) -> MetadataLog:
-    """Become the writer of the copy. Raises Conflict if the partition has another writer."""
+    """Become the writer of the copy; return its metadata log. Raises Conflict if the partition has another writer."""
     log = MetadataLog(target, plan.name.prefix)
     known = log.load(exact=True)
     _check_ours(source, target, plan.name, known)
@@ -159,7 +159,7 @@ def begin_copy(source: ObjectStore, target: ObjectStore, plan: CopyPlan) -> Meta
 def copy_entry(
     source: ObjectStore, target: ObjectStore, plan: CopyPlan, each: CopyEntry, *, epoch: int, keys: KeyRing = NO_KEYS
 ) -> SegmentEntry:
-    """Read, check, upload and verify one segment. Raises NotFound for an expired entry, Corrupt for a damaged one."""
+    """Copy and verify one segment; return its new entry. Raises NotFound if it expired, Corrupt if it is damaged."""
     remote = RemotePartition(source, plan.name.prefix, ChunkCache(), keys=keys)
     entry = copy_segment(
         target,
@@ -192,7 +192,7 @@ def finish_copy(target: ObjectStore, plan: CopyPlan, *, epoch: int, now_ms: int)
 
 
 class CopyUnit(NamedTuple):
-    """An entry to copy under the copy's `epoch`, with its plan without the entries."""
+    """One entry to copy, the writer epoch of the copy, and the plan without its entries."""
 
     number: int
     plan: CopyPlan
@@ -302,7 +302,7 @@ def run_copy(
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda size_bytes: None,
 ) -> CopyOutcome:
-    """Carry out one plan in this process. Raises the error of an entry after the commit of those below it."""
+    """Carry out one plan in this process. Raises the error of an entry after the commit of the entries below it."""
     (outcome,) = run_job(
         CopyJob(
             source=OpenBucket.of(keyed(source, keys), keys),
@@ -318,7 +318,7 @@ def run_copy(
 
 
 def compare(source: ObjectStore, target: ObjectStore, name: RemotePartitionName) -> tuple[int, list[str]]:
-    """Compare manifests: (entries that the copy lacks at its end, a sentence for each other difference)."""
+    """Return (number of entries missing at the copy's end, a sentence for each other difference)."""
     manifest, entries = _entries(source, name)
     copied, copied_entries = _entries(target, name)
     found = []

@@ -1,6 +1,6 @@
 """Deletion of pending deletes in partitions without a writer: filled by ingests, served by no manager.
 
-A partition that only ingests wrote has no maintenance, which deletes the bytes elsewhere. An ingest is finished once
+A partition that only ingests wrote has no manager, whose maintenance would delete the bytes. An ingest is finished once
 its note is in the manifest: a takeover then stops no work, and the new writer may delete as any writer does
 (`remote.gc.delayed_delete`). The job also deletes old manifests, as many as a manager would (`policies.retention`).
 
@@ -30,7 +30,7 @@ its note is in the manifest: a takeover then stops no work, and the new writer m
 | another run of this job | one of the two is fenced or left alone |
 | a reader with a pin, a fork | unharmed: pins and forks are read before every deletion |
 
-The silence is a courtesy, as is every clock here except the grace period: a fenced writer loses work, but no record.
+The silence is a courtesy: a fenced writer loses work, but no record. Safety needs no clock but the grace period's.
 `takes_over` skips these checks: the job then takes over from any writer, a running manager included.
 """
 
@@ -61,7 +61,7 @@ _GRACE = "remote.log.delete.grace.ms"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freed:
-    """The deleted objects and manifests; a page counts with all objects that it names."""
+    """Counts of deleted objects and manifests; a page counts with all objects that it names."""
 
     objects: int = 0
     size_bytes: int = 0
@@ -108,7 +108,7 @@ def plan_deletion(
 
 
 def delete_pending(store: ObjectStore, plan: DeletionPlan, *, now_ms: int) -> Freed:
-    """Take over the epoch, delete the objects that are due, then old manifests. May be repeated.
+    """Take over, delete the objects that are due, then old manifests; return the counts. May be repeated.
 
     Raises Conflict if another writer came since the plan, Fenced if one comes during the work, Unavailable, and Corrupt
     for a pin or a fork's manifest that cannot be read.

@@ -1,7 +1,7 @@
 """Retention in a bucket by a co-writer: expired segment entries leave the manifest.
 
-The policies are a manager's (`policies.retention`), without a disk: retention by size counts too few bytes rather than
-too many. The writer, or `tiered.jobs.bucket_deletion`, deletes the objects after the grace period.
+The policies are a manager's (`policies.retention`). Local tiers are not seen: retention by size counts too few bytes
+rather than too many. The writer, or `tiered.jobs.bucket_deletion`, deletes the objects after the grace period.
 
 **Unknown settings.** A manifest has the settings with which a topic was created, not the defaults of its machines. So
 an unknown limit is no limit, and a topic with an unknown ``cleanup.policy`` expires nothing.

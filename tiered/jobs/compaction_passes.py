@@ -125,8 +125,8 @@ class GroupWork:
     def rewrite(self, newest: NDArray[np.int64]) -> GroupResult:
         """Build and upload the new segments of the group, one after another. Raises as `newest_keys`.
 
-        `newest` are offsets of newest records, ascending; at least all of the group. After an error the uploads of this
-        attempt are deleted if possible; no manifest names them.
+        `newest` are the offsets of newest records, ascending: all of the group, and perhaps others. After an error the
+        uploads of this attempt are deleted if possible; no manifest names them.
         """
         plan, group = self._plan, self._without_expired()
         if not group.entries:
@@ -372,7 +372,7 @@ def _flags(bits: Bits, first: int, count: int) -> Flags:
 # | records | 4 | | offsets | 4 |
 # | smallest offset | 8 | | first offset | 8 |
 # | bytes of an offset, w | 1 | | bytes of a difference, w | 1 |
-# | lower halves of the digests | 8 each | | from each offset to the next, the first from itself | w each |
+# | lower halves of the digests | 8 each | | offsets, each minus the one before it; the first one 0 | w each |
 # | upper halves | 8 each | | | |
 # | offsets above the smallest | w each | | | |
 #
@@ -463,7 +463,7 @@ def offsets_of(strings: Iterable[bytes]) -> Numbers:
 
 
 def _newest_of(run: KeyRun) -> KeyRun:
-    """Return the newest record of each digest, by the upper half, in which almost all digests differ."""
+    """Return the newest record of each digest. Sorts by the upper half alone unless two digests share it."""
     order = np.argsort(run.high)
     high, low = run.high[order], run.low[order]
     again = high[1:] == high[:-1]

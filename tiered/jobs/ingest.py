@@ -61,7 +61,7 @@ SPAN = 1 << 31  # offsets of one task in one partition; 2^32 such ranges fit the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestTarget:
-    """A partition at a job's start; `start_offset` None: each turn reads the end again. Segments repeat `epochs`."""
+    """A partition at a job's start; `start_offset` None: each turn reads the end. `epochs`: leader epochs so far."""
 
     name: RemotePartitionName
     epoch: int
@@ -122,7 +122,7 @@ def plan_ingest(
     is_stream: bool = False,
     keys: KeyRing = NO_KEYS,
 ) -> IngestPlan:
-    """Take over all partitions of a topic. A missing topic is created with `create_partitions`.
+    """Take over all partitions of a topic; return the plan. A missing topic is created with `create_partitions`.
 
     `settings` override the topic's own; a new topic gets them as its own. Partitions with an epoch of this job are
     joined. Raises NotFound for an unknown topic, InvalidRequest for two topics of one name, another number of
@@ -165,7 +165,7 @@ def plan_ingest(
 def commit_ingest(
     store: ObjectStore, plan: IngestPlan, parts: Iterable[Ingested], *, now_ms: int, turn: int = 0
 ) -> list[IngestOutcome]:
-    """Commit the uploads of the winning attempts, one manifest for each partition. May be repeated.
+    """Commit the winning attempts' uploads, one manifest and outcome for each partition. May be repeated.
 
     An error in one partition does not stop the others; the first one is raised at the end: Fenced after a takeover,
     Conflict if offsets of tasks overlap or the partition's end has moved.

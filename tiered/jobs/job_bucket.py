@@ -23,7 +23,7 @@ from tiered.stores.configured_store import object_settings
 class Bucket:
     """A bucket's address and options. Each process opens it: a client made before a fork hangs or fails.
 
-    `settings` are those of the topics that concern the store. `key_ring` is a file on every worker; None: the
+    Of `settings` only those about the store have an effect. `key_ring` is a file on every worker; None: the
     environment may name one. `work_directory` is for temporary files of tasks, None for the system's.
     """
 
@@ -52,7 +52,7 @@ class Bucket:
         return load_key_ring(self.key_ring, os.environ)
 
     def uploads(self) -> UnfinishedUploads | None:
-        """Return None for a store without multipart uploads."""
+        """Return the unfinished uploads of the store; None for a store without multipart uploads."""
         return UnfinishedUploads(self.url, dict(self.options)) if self.url.startswith("s3:") else None
 
     @contextmanager

@@ -76,7 +76,7 @@ def _rotated(held: Partition, now_ms: int, *, dry_run: bool) -> RotatedPartition
     used = Counter(entry.key_id for entry in entries if entry.key_id is not None)
     rewrapped = sealed = 0
     if key_id is not None:
-        # The objects of the index that another key seals, or none: the manifest, and the pages that it names.
+        # The index objects that `key_id` does not seal: the manifest, and the pages that it names.
         sealed = (manifest.seal_key_id != key_id) + sum(page.seal_key_id != key_id for page in manifest.pages)
         with held.tier_lock:
             rewrapped = rewrap_keys(held.metadata, held.object_encoding.keys, key_id, now_ms, dry_run=dry_run)
@@ -99,7 +99,7 @@ def _rewrap_waiting(held: Partition, key_id: str, *, dry_run: bool) -> int:
 
 
 def rewrap_keys(metadata: MetadataLog, keys: KeyRing, key_id: str, now_ms: int, *, dry_run: bool = False) -> int:
-    """Wrap every data key, seal manifest and pages; return the changed data keys. Raises AccessDenied."""
+    """Wrap every data key, seal manifest and pages; return the number of changed keys. Raises AccessDenied."""
     if metadata.has_commit_in_doubt and not dry_run:
         metadata.commit(settle(), now_ms)  # a commit in doubt could add entries with the former wrapping
     manifest = metadata.refresh()

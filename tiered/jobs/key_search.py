@@ -3,7 +3,7 @@
 **Keys are personal data.** They are in the memory of the process that reads the key file, and nowhere else: a task gets
 digests (`local.cleaner.offset_map.digest_keys`) with a secret of the run. The state file has a fingerprint of the keys,
 made slow to guess (scrypt) with a salt. Counts and offsets are in results and logs, keys are not. Equal digests are
-taken for equal keys: the chance is 2^-69 for a billion keys.
+taken for equal keys: the chance of an error is 2^-69 for a billion keys.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class KeyCount:
 
 
 def count_keys(remote: RemotePartition, entry: SegmentEntry, keys: KeyDigests) -> KeyCount:
-    """Read a whole segment. Raises NotFound if it was deleted, Corrupt for damage."""
+    """Count the records of `keys` in a whole segment. Raises NotFound if it was deleted, Corrupt for damage."""
     found = KeyCount(ulid=entry.ulid)
     for data, table in read_runs(remote, entry):
         for columns in kernels.decode_in_steps(data, verify=False, table=table):
@@ -180,7 +180,7 @@ class Survey:
 
 
 def survey(store: ObjectStore, name: RemotePartitionName, settings: SettingsOf = own_settings) -> Survey:
-    """Join the newest epoch. Raises NotFound without a manifest, Conflict for a deleted topic."""
+    """Join the newest epoch; return its survey. Raises NotFound without a manifest, Conflict for a deleted topic."""
     log = MetadataLog(store, name.prefix)
     manifest = log.join()
     return Survey(
@@ -280,7 +280,7 @@ class Scan:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no segment is missing because the scan was stopped."""
+        """Whether each segment was counted or could not be read; false if the scan was stopped."""
         return all(entry.ulid in self.counts or entry.ulid in self.unread for entry in self.survey.scanned)
 
     @property

@@ -2,8 +2,8 @@
 
 | condition to delete an entry of the list | reason |
 |---|---|
-| it is an orphan by a new check | the rule holds at any time; the list may be a year old |
-| it has existed for the grace period, by the store's clock | courtesy: for people, and for a broken rule |
+| it is an orphan by a new check | a check is right at any time; the list may be a year old |
+| it has existed for the grace period, by the store's clock | courtesy: time to notice a mistake in list or check |
 
 The second step may be repeated, with an old list, while managers and jobs run: it writes no manifest. Order of effects:
 1. the check; 2. the deletes, a page of keys at a time. List entries for objects that no longer exist are no error.
@@ -168,7 +168,7 @@ def search_garbage(
     partitions_a_task: int = PARTITIONS_A_TASK,
     progress: Callable[[int], None] = lambda partitions: None,
 ) -> GarbageList | None:
-    """Run `list_garbage` by an executor, a few partitions a task, with unfinished uploads; None if it is to stop."""
+    """Run `list_garbage` by an executor, a few partitions a task, with unfinished uploads; None if stopped early."""
     packs = packed(names, lambda name: 1, partitions_a_task if executor.is_parallel else 1)
 
     def search(pack: Sequence[RemotePartitionName]) -> GarbageList:
@@ -282,7 +282,7 @@ def decode_garbage(data: bytes, path: str) -> GarbageList:
 def _orphans_of(
     store: ObjectStore, name: RemotePartitionName, now_ms: int, uploads: UnfinishedUploads | None
 ) -> tuple[list[Garbage], int]:
-    """Return the orphans of a partition, and the epoch of its newest manifest; 0 for one without objects."""
+    """Return a partition's orphans and its newest manifest's epoch; 0 for a partition without objects."""
     metadata = MetadataLog(store, name.prefix)
     garbage = partial(Garbage, **name.identity)
     found = [

@@ -125,7 +125,7 @@ def plan_units_of_partition(fleet: Fleet, store: ObjectStore, name: RemotePartit
 def failed_on_error(
     stage: Stage, do: Callable[..., R], fleet: Fleet, store: ObjectStore, name: RemotePartitionName, *more: object
 ) -> R | Unit:
-    """Run `do` unless the topic is deleted; turn errors into a failed unit. Raises Unavailable."""
+    """Return the result of `do`; a NOTHING unit for a deleted topic, a FAILED one for an error. Raises Unavailable."""
     try:
         manifest = MetadataLog(store, name.prefix).refresh()
         if manifest.deleted_ms is not None:
@@ -138,7 +138,7 @@ def failed_on_error(
 
 
 def delete_due(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
-    """Delete the due objects of one partition without a writer. Raises LogError."""
+    """Delete the due objects of one partition without a writer; return its unit. Raises LogError."""
     plan, unit = _deletion(fleet, store, name, now_ms)
     if unit.state is not State.DUE:
         return unit
@@ -164,7 +164,7 @@ def _deletion_unit(name: RemotePartitionName, state: State, each: DeletionPlan |
 
 
 def retain(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
-    """Run retention for one partition. Raises LogError."""
+    """Run retention for one partition; return its unit. Raises LogError."""
     return _retention(fleet, store, name, now_ms, State.DONE)
 
 
@@ -187,7 +187,7 @@ def _retention(
 
 
 def plan_unit_of_compaction(fleet: Fleet, store: ObjectStore, name: RemotePartitionName) -> Unit:
-    """Return whether a compacted partition is dirty enough in the bucket (`min.cleanable.dirty.ratio`)."""
+    """Return a unit, due if a compacted partition is dirty enough in the bucket (`min.cleanable.dirty.ratio`)."""
     log = MetadataLog(store, name.prefix)
     manifest = log.join()
     known = fleet.settings_of(name.topic, manifest.properties)
@@ -309,7 +309,7 @@ def plan_unit_of_node(fleet: Fleet, directory: str, *, now_ms: int) -> Unit:
 
 
 def work_node(fleet: Fleet, directory: str, *, now_ms: int) -> Unit:
-    """Open a node, do all due work, close it; a crash is like one of its manager. Raises Unavailable."""
+    """Open a node, do all due work, close it; return its unit. A crash is like its manager's. Raises Unavailable."""
     from tiered.manager.manager import LogManager
 
     planned = plan_unit_of_node(fleet, directory, now_ms=now_ms)

@@ -42,7 +42,7 @@ class PipelineResult:
 def plan_pipeline(
     fleet: Fleet, runner: Executor, *, now_ms: int, progress: Callable[[int, int], None] = lambda done, everything: None
 ) -> list[Unit]:
-    """Return every unit in its current state; `progress` receives (read, all) nodes and partitions, from 0."""
+    """Return every unit in its current state; `progress` receives (nodes and partitions read, all of them), from 0."""
     names = _names(fleet)
     found, done, everything = list[Unit](), 0, len(fleet.nodes) + len(names)
 

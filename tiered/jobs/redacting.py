@@ -12,7 +12,7 @@ too. A batch that loses all its records is removed, as by Kafka's cleaner, or st
 
 | batch that stays | reason |
 |---|---|
-| the last data batch of a producer in the segment's producer snapshot | its last sequence |
+| the last data batch of a producer in the segment's producer snapshot | it has the producer's last sequence |
 | the last batch of the segment | no segment is empty, and offsets do not fall |
 
 A tombstone of a key is erased too: it contains the key. It must not leave before the older records that it hides. In
@@ -230,7 +230,7 @@ class Redactor:
         view: str | None = None,
         keys: KeyRing = NO_KEYS,
     ) -> SegmentEntry | None:
-        """Upload the segment, or the part of `view`; None: no such record in a segment, no other in a view part."""
+        """Upload a segment or part of `view`; return its entry. None: a segment has no such key, a part no others."""
         remote = RemotePartition(store, plan.name.prefix, ChunkCache(), keys=keys)
         storage = DiskStorage()
         with self.bucket.scratch() as directory:

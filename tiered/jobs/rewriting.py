@@ -54,7 +54,7 @@ TARGET_BYTES = 256 << 20  # of a merged segment
 SMALL_RATIO = 0.5  # a segment below this share of the target is small
 GROUPS_A_MANIFEST = 64  # each commit that touches a page writes it again
 DAY_MS = 86_400_000
-OFFSETS_MAX = 2**31 - 1  # an index's relative offset, and its position
+OFFSETS_MAX = 2**31 - 1  # the largest relative offset, and position, in an index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ class RewrittenGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteOutcome:
-    """Counts of committed groups. Entries of `given_up` groups were replaced, of `expired` groups deleted."""
+    """Counts of committed groups. Other work replaced entries of `given_up` groups; `expired` ones have none left."""
 
     groups: int = 0
     unchanged: int = 0
@@ -416,8 +416,8 @@ class RewriteJob(BucketJob[RewriteUnit, RewrittenGroup, RewriteOutcome]):
     """The rewriting of any number of partitions; a unit is a group, which `rewrite` makes.
 
     Each manifest has at most `batch_size` groups. A partition ends with the first failed commit (Fenced, Conflict), and
-    is done as far as its manifest can list pending deletes. A group that `must_follow` has a commit after that of
-    earlier groups, but not after a failed or lost one, nor in the `incomplete` plans, whose earlier work failed.
+    is done as far as its manifest can list pending deletes. A group that `must_follow` is committed after all earlier
+    groups, but never after a failed or lost group, nor in the `incomplete` plans, whose earlier work failed.
     """
 
     bucket: Bucket
@@ -433,7 +433,7 @@ class RewriteJob(BucketJob[RewriteUnit, RewrittenGroup, RewriteOutcome]):
         self._outcomes = [RewriteOutcome() for _ in self.plans]
         self._turns = [0] * len(self.plans)
         self._ended: set[int] = set()
-        self._incomplete = set(self.incomplete)  # and plans with a group that failed or was given up
+        self._incomplete = set(self.incomplete)  # plus plans with a group that failed or was given up
         self.failures = Failures([plan.name for plan in self.plans])
         groups = sum(len(plan.groups) for plan in self.plans)
         self.description = f"rewriting {groups} groups of segments in {len(self.plans)} partitions"

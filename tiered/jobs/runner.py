@@ -56,8 +56,8 @@ class Executor(Protocol):
     ) -> Iterator[list[tuple[W, R]]]:
         """Yield lists of (piece of `work`, result of `do`) that finished together, in order; ends if `should_stop`.
 
-        `work` is read as pieces begin, and may skip pieces that are no longer wanted; `total` is its length if it is no
-        sequence. Raises the error of `do`, after the earlier pieces.
+        `work` is read as pieces begin, and may skip pieces that are no longer wanted; `total` is the length of a `work`
+        that is no sequence. Raises the error of `do`, after the earlier pieces.
         """
         ...
 
@@ -68,7 +68,7 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """Does all work in this process: one piece after another, or with `threads` as many at a time."""
+    """Does all work in this process: one piece after another, or `threads` pieces at a time."""
 
     should_stop: Callable[[], bool] = lambda: False
     threads: int = field(default=1, kw_only=True)
@@ -121,7 +121,7 @@ class Failures:
 
     @contextmanager
     def noted(self, number: int, errors: tuple[type[LogError], ...] = (LogError,)) -> Iterator[None]:
-        """Record one of `errors` of the block, which then ends. Raises Unavailable, and errors of other types."""
+        """End the block after an error, and record it if it is one of `errors`. Raises Unavailable and other errors."""
         try:
             yield
         except Unavailable:
@@ -166,7 +166,7 @@ class Job(ABC, Generic[U, R, Outcome]):
 
     @abstractmethod
     def worker(self) -> Callable[[Sequence[U]], list[R | LogError]]:
-        """Return a function for any process, without the state of the job; see `or_error`."""
+        """Return a function that does units in any process, without the state of the job; see `or_error`."""
 
     @abstractmethod
     def commit(self, results: Sequence[tuple[U, R | LogError]]) -> None:

@@ -55,7 +55,7 @@ class Estimate:
 
     @property
     def size_reduction(self) -> float:
-        """As a share, 0 to 1."""
+        """The share of the bytes that the pass removes, 0 to 1."""
         return 1 - self.bytes_after / self.bytes_before if self.bytes_before else 0.0
 
     @property
@@ -75,7 +75,7 @@ def compact_topic(
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[TopicPartition, Decision], None] = lambda partition, decision: None,
 ) -> dict[TopicPartition, Applied]:
-    """Clean the dirty closed segments of every partition; with `roll` the active one is closed before.
+    """Clean the dirty closed segments of every partition; with `roll` the active one is closed first.
 
     Returns the applied decisions by partition; failed partitions are in `manager.problems`. Raises NotFound, and
     InvalidRequest for a topic that is not compacted.

@@ -36,7 +36,7 @@ class ViewStatus:
 def plan_views(
     manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, accepts_loss: bool = False, now_ms: int
 ) -> Plan:
-    """Plan to build the view where it is due. Raises NotFound for the topic, InvalidRequest for the name."""
+    """Plan to build the view where it is due. Raises NotFound for an unknown topic, InvalidRequest for a wrong name."""
     check_view(name)
     manager.topics.get(topic)
     decisions = {}
@@ -114,7 +114,7 @@ def views_to_drop(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, 
 
 
 def drop_views(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, now_ms: int) -> list[TopicPartition]:
-    """Drop a view from every partition of a topic. Readers of the view then get an error.
+    """Drop a view from all partitions of a topic; return the partitions that had it. Readers then get an error.
 
     Its objects are deleted after the grace period, local ones after `file.delete.delay.ms`. A damaged local catalog is
     replaced by an empty one. Raises NotFound, before any change, if no partition has the view.

@@ -185,7 +185,7 @@ class _Work:
     copied_bytes: int = 0
 
     def figures(self, sizes: dict[int, int], waiting: Sequence[int], reached: int | None) -> AdoptedPartition:
-        """The figures; `sizes` by base offset; `waiting` is not in the bucket, which ends at `reached`, if known."""
+        """The figures. `sizes` by base offset, `waiting` sizes to copy, the bucket's end `reached` (None: unknown)."""
         bases, lag = sorted(sizes), sum(waiting)
         active = sizes[bases[-1]] if bases else 0
         return AdoptedPartition(
@@ -202,7 +202,7 @@ class _Work:
 
 
 def _check_free(newest: Manifest | None) -> None:
-    """Raise Conflict unless a sidecar or a finished job wrote the manifest: others have own records."""
+    """Raise Conflict unless a sidecar or a finished job wrote the manifest: other writers add records."""
     if newest is not None and not newest.writer_id.startswith((ADOPT, COPY, DELETION)):
         wrong = "cannot adopt the partition, another writer owns it in the bucket"
         raise Conflict(wrong, topic=newest.topic, partition=newest.partition, writer=newest.writer_id)
@@ -243,7 +243,7 @@ class Adopter:
         self._writer = signed_for(f"{ADOPT}{socket.gethostname()} {os.getpid()}", storage, root)
 
     def tick(self, now_ms: int, *, should_stop: Callable[[], bool] = lambda: False) -> list[AdoptedPartition]:
-        """Run a pass over every wanted partition. Raises InvalidRequest if two writers of the store could commit."""
+        """Run a pass over all wanted partitions; return them. Raises InvalidRequest if two writers could commit."""
         if not self._is_checked and not self._is_single_writer:
             check_writers(self._store, now_ms)
             self._is_checked = True
@@ -329,7 +329,7 @@ class Adopter:
     def _mirrored_start(
         self, partition: TopicPartition, log: MetadataLog, start: int, epochs: LeaderEpochs, now_ms: int
     ) -> Manifest:
-        """Raise the bucket's log start offset to the broker's if DeleteRecords raised it; the newest manifest."""
+        """Raise the bucket's log start offset to the broker's if DeleteRecords raised it; return the last manifest."""
         manifest, directory = log.refresh(), join(self._root, partition.directory)
         if start <= manifest.log_start_offset:
             return manifest
@@ -428,7 +428,7 @@ class Adopter:
         reached: int,
         now_ms: int,
     ) -> int:
-        """Clean a copy of the due segments in the work directory and upload the result; the number of entries.
+        """Clean a copy of the due segments in the work directory and upload it; return the number of new entries.
 
         The broker's cleaner may have merged a segment that is in the bucket with one that is not: the copy takes the
         batches from `reached` on. No batch spans `reached`, because a segment once ended there.

@@ -57,7 +57,7 @@ UNKNOWN = (
 
 
 class BrokerTopics:
-    """Not thread safe."""
+    """The settings and replica counts of a broker's topics, by its metadata log. Not thread safe."""
 
     def __init__(self, storage: Storage, root: str) -> None:
         """`root` is the log directory that holds the metadata log."""
@@ -88,7 +88,7 @@ class BrokerTopics:
         return self._replicas.get(ids[-1], {}).get(name.partition) if ids else None
 
     def refresh(self) -> bool:
-        """Read new records; whether a metadata log exists. Raises Corrupt if records cannot be decoded."""
+        """Read new records; return whether a metadata log exists. Raises Corrupt if records cannot be decoded."""
         try:
             files = self._storage.list_files(self._directory)
         except NotFound:
@@ -108,7 +108,7 @@ class BrokerTopics:
         return True
 
     def _take(self, name: str, start: int, *, is_snapshot: bool) -> int:
-        """Read the records of a file from a position on; the end of its whole batches."""
+        """Read the records of a file from position `start` on; return the end of its whole batches."""
         path = join(self._directory, name)
         try:
             file = self._storage.open_reader(path)
@@ -253,7 +253,7 @@ def _decoded_producers(snapshot: bytes) -> list[ProducerEntry] | None:
 def log_start_facts(
     storage: Storage, directory: str, sizes: dict[int, int], start: int, epochs: LeaderEpochs
 ) -> LogStartFacts | None:
-    """The facts of a log start inside a segment, as after DeleteRecords; None if epochs and batches do not agree."""
+    """The facts of a log start inside a segment, as after DeleteRecords; None if files or epochs contradict that."""
     bases = [base for base in sizes if base < start]
     if not bases or start <= min(sizes) or (epochs.entries and epochs.entries[0][1] < start):
         return None

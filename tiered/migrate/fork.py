@@ -30,7 +30,7 @@ from tiered.migrate.restore_plan import cleaned_reach, missing_keys, readable_en
 from tiered.read.bucket_reader import without_deleted
 
 PIN_MS = 86_400_000
-_REMOVER = "fork"  # the writer of the removal of a fork that no run reported as made
+_REMOVER = "fork"  # writer id of the manifest that removes an unfinished fork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class PartitionFork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkPlan:
-    """The run removes `unfinished` remains; the source has no manifest of `missing` partitions."""
+    """`unfinished` partitions of earlier runs are removed first; the source has no manifest of `missing` ones."""
 
     topic: str
     topic_id: str
@@ -174,7 +174,7 @@ def _forked(store: ObjectStore, plan: ForkPlan, each: PartitionFork, now_ms: Cal
 
 
 def _begun(store: ObjectStore, each: PartitionFork, manifest: Manifest, now_ms: int) -> MetadataLog:
-    """Create the fork's first manifest, in an epoch above all leader epochs of the entries: appends use it."""
+    """Create the fork's first manifest. Appends use its epoch: it is above all leader epochs of the entries."""
     log = MetadataLog(store, each.fork.prefix)
     log.become_writer(
         _writer(each.source),
@@ -190,7 +190,7 @@ def _begun(store: ObjectStore, each: PartitionFork, manifest: Manifest, now_ms: 
 def _pinned_other_homes(
     store: ObjectStore, each: PartitionFork, entries: Sequence[SegmentEntry], pin: Pin, *, now_ms: int
 ) -> list[tuple[str, Pin]]:
-    """For a fork of a fork: pin the other partitions whose objects it will name, before its first manifest."""
+    """Pin the other partitions whose objects a fork of a fork will name, before its first manifest; return the pins."""
     pinned = []
     for home in sorted(homes_of(keys_of(entries), each.source.prefix) - {each.source.prefix}):
         log = MetadataLog(store, home)

@@ -9,7 +9,7 @@ object of the source, whose retention could delete it (decision 0020).
 
 | a crash, or an error, after | leaves in the target | afterwards |
 |---|---|---|
-| the epoch | a manifest without entries, or with those of earlier runs | the next run continues there |
+| the new epoch | a manifest without entries, or with those of earlier runs | the next run continues there |
 | an upload | objects that no manifest names | orphans, as soon as the next run has become the writer |
 | a commit in doubt | the new manifest | the next plan finds the entry |
 
@@ -86,7 +86,7 @@ class PartlyImported:
 def partly_imported(
     entries: Sequence[SegmentEntry], log: MetadataLog, manifest: Manifest, reached: int
 ) -> PartlyImported | None:
-    """The rest of the source segment in which the target ends, or None. Raises Conflict if it begins otherwise."""
+    """The rest of the source segment in which the target ends, or None. Raises Conflict if its first part differs."""
     inside = next((entry for entry in entries if entry.base_offset < reached < entry.next_offset), None)
     if inside is None:
         return None
@@ -398,7 +398,7 @@ class _Partition:
 
 
 def _begin(source: ObjectStore, target: ObjectStore, plan: ImportPlan) -> MetadataLog:
-    """Become the target's writer, in an epoch far above the source's leader epochs: a takeover appends later."""
+    """Become the target's writer; return its log. The epoch is far above the source's, for later appends."""
     log = MetadataLog(target, plan.name.prefix)
     known = log.load(exact=True)
     _check_ours(source, target, plan.name, known)

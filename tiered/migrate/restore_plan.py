@@ -46,7 +46,7 @@ class LocalSegments(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreWish:
-    """The caller's options; `takes_over`: the restored directory becomes the topic's writer, fencing the previous."""
+    """The caller's options; `takes_over`: the restored directory becomes the topic's writer, fencing the former."""
 
     kept: LocalSegments = LocalSegments.ALL
     to_offset: int | None = None

@@ -218,7 +218,7 @@ class _TopicWork:
         self.parts: list[_PartitionFiles] = []
 
     def take_over(self, planned: PartitionRestore) -> None:
-        """Add a partition; with `takes_over` by the manifest of the takeover: no other writer changes its entries."""
+        """Add a partition; with `takes_over`, take it over and plan again: no other writer changes it now."""
         job, name, log = self._job, planned.name, MetadataLog(self._job.store, planned.name.prefix)
         if self._topic.wish.takes_over:
             now_ms = job.now_ms()
@@ -283,7 +283,7 @@ class _TopicWork:
 
 
 class _PartitionFiles:
-    """The files are complete or absent at `place`; until then they are in the staging directory."""
+    """The files of one partition, in the staging directory until all are written; then they are at `place`."""
 
     def __init__(self, job: RestoreJob, planned: PartitionRestore, place: str, topic_id: str) -> None:
         self.planned = planned
@@ -433,7 +433,7 @@ def cut_batches(data: bytes, end: int) -> bytes:
 
 
 def check_restore(topics: Sequence[TopicRestore], storage: Storage, root: str) -> None:
-    """Raises InvalidRequest if a topic is already there, Conflict if files there may not be replaced."""
+    """Raises InvalidRequest if `root` is a file or has a topic already, Conflict if files may not be replaced."""
     if storage.exists(root) and not storage.is_directory(root):
         raise InvalidRequest("cannot restore, the target is a file: name a directory", directory=root)
     registry = TopicRegistry([(storage, root)])
@@ -442,7 +442,7 @@ def check_restore(topics: Sequence[TopicRestore], storage: Storage, root: str) -
 
 
 def holds_all(storage: Storage, directory: str, planned: PartitionRestore) -> bool:
-    """Whether `directory` is the finished result of an earlier run by such a plan."""
+    """Whether `directory` is the finished result of an earlier run of this plan."""
     expected = {entry.base_offset: entry for entry in planned.entries}
     found = _logs(storage, directory)
     if found.pop(segment_file(planned.next_offset, names.LOG), None) != 0:

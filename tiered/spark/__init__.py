@@ -16,7 +16,7 @@ __all__ = [
     "SparkRunner", "compact", "copy", "delete_garbage", "export", "list_garbage", "read_arrow", "register", "rewrite",
     "scrub", "spark_session",
 ]  # fmt: skip
-_MODULES = {"export": "jobs.exporting", "read_arrow": "source.source"}  # of the others: jobs.runner
+_MODULES = {"export": "jobs.exporting", "read_arrow": "source.source"}  # the other names are in jobs.runner
 
 
 def __getattr__(name: str) -> object:  # a module is imported on first use

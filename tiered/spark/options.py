@@ -30,7 +30,7 @@ from tiered.stores.configured_store import OBJECT_SETTINGS
 
 PIN_MS = 3_600_000  # tasks renew the pin: it must only outlive a time in which no task begins or reads
 EARLIEST, LATEST = -2, -1
-STORE_SETTINGS = (*OBJECT_SETTINGS, IMMUTABLE)  # settings of other scopes than a topic that a job honours
+STORE_SETTINGS = (*OBJECT_SETTINGS, IMMUTABLE)  # a job honours these too, though they are not per topic
 
 
 class Use(Flag):
@@ -140,7 +140,7 @@ class GivenOptions:
         return None if self.text(name) is None else self.number(name)
 
     def number(self, name: str, kind: Kind | None = None) -> int:
-        """As `limit`, of an option with a default; of another kind than the option's if `kind` says so."""
+        """As `limit`, for an option that is given or has a default; `kind` replaces the option's own kind."""
         text, option = self.text(name) or "", OPTIONS[name]
         is_wellformed = option.uses is not _WRITE or (text.isascii() and text.isdigit())  # a write takes digits only
         try:
@@ -274,7 +274,7 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
 
 
 def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
-    """The options of a stream. Raises as `parse_options`, and for an end."""
+    """The options of a stream. Raises as `parse_options`, and for options of batch reads alone, such as an end."""
     options = _read(given, Use.STREAM)
     for option in TABLE:
         if Use.BATCH in option.uses and Use.STREAM not in option.uses and option.name in options:
@@ -294,7 +294,7 @@ def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
 
 
 def parse_segments_options(given: Mapping[str, str]) -> SegmentsOptions:
-    """Raises InvalidRequest with the name of a wrong option, and the errors of reading the file of prices."""
+    """The options of a table of segments. Raises InvalidRequest for a wrong option, and as `load_prices`."""
     if not any(name.lower() in ("subscribe", "subscribepattern", "assign") for name in given):
         given = {**given, "subscribePattern": ".*"}
     options = GivenOptions(given, Use.SEGMENTS)
@@ -307,7 +307,7 @@ def parse_segments_options(given: Mapping[str, str]) -> SegmentsOptions:
 
 
 def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
-    """Raises InvalidRequest with the name of a wrong option."""
+    """The options of a write. Raises InvalidRequest with the name of a wrong option."""
     options = GivenOptions(given, Use.WRITE)
     bucket, topic = options.bucket(), options.text("topic")
     if topic is None:
@@ -335,7 +335,7 @@ def includes_headers(given: Mapping[str, str]) -> bool:
 
 
 def _read(given: Mapping[str, str], use: Use) -> GivenOptions:
-    """Raises InvalidRequest for unknown options, and for tables of Spark's catalog, which stores no options."""
+    """The given options of a read. Raises InvalidRequest for unknown ones, and for tables of Spark's catalog."""
     if not given or "provider" in {name.lower() for name in given}:
         fix = "CREATE TEMPORARY VIEW name USING tiered OPTIONS (path '...', subscribe '...')"
         attempt = "a table of the Spark catalog stores no options of a Python source, create a temporary view"

@@ -117,7 +117,7 @@ def _started(app_name: str, settings: Mapping[str, str]) -> SparkSession:
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Register the sources ``tiered`` and ``tiered-segments`` in the session and return it. May repeat.
+    """Register the sources ``tiered`` and ``tiered-segments`` in the session and return it. May be repeated.
 
     Spark runs a source in the interpreter of PYSPARK_PYTHON; without it in the caller's (``local[...]`` master), or in
     the first ``python3`` on PATH. Raises InvalidRequest if the interpreter lacks the package.

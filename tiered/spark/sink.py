@@ -1,6 +1,6 @@
 """``df.write.format("tiered")``: append a DataFrame to a topic as closed segments in the bucket.
 
-It runs `tiered.jobs.ingest`. Columns as of Spark's Kafka sink:
+It runs `tiered.jobs.ingest`. The columns are those of Spark's Kafka sink:
 
 | column | |
 |---|---|

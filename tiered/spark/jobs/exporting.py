@@ -211,7 +211,7 @@ def _planned(request: ReadOptions) -> list[Split]:
 
 
 class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
-    """The export of one job id, whose records are in the target; a unit is a split, a commit the record of a wave."""
+    """The export of one job id; a unit is a split, and a commit writes the record of a wave to the target."""
 
     def __init__(
         self, store: ObjectStore, target: Bucket, request: ReadOptions, codec: Codec, job_id: str, *, wave_tasks: int
@@ -246,7 +246,7 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
         return lambda tasks: [_written(target, request, codec, task) for task in tasks]
 
     def commit(self, results: Sequence[tuple[_Task, list[ExportedFile] | LogError]]) -> None:
-        """Record a finished wave; splits are in offset order: the rest of a partition is behind its last record."""
+        """Record a finished wave. Splits are in offset order: only the last partition may be unfinished."""
         files = tuple(file for _, written in results if not isinstance(written, LogError) for file in written)
         reached: dict[tuple[str, int], int] = {}
         for file in files:
@@ -281,7 +281,7 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
         plan = _Plan(source=self._source, ranges=ranges)
         try:
             self._store.put_if_absent(self._key("plan.json"), msgspec.json.encode(plan))
-        except AlreadyExists as error:  # or this job's own plan, from an attempt in doubt
+        except AlreadyExists as error:  # the plan of another driver, or of an earlier attempt of this call
             if self._read("plan.json", _PLAN) != plan:
                 wrong = "cannot export with Spark, another driver runs this job"
                 raise InvalidRequest(wrong, job=self.job_id) from error

@@ -364,7 +364,7 @@ def rewritten(
 
 
 def _as_job(groups: DataFrame, bucket: Bucket, layout: _Layout, parts: int) -> list[Any]:
-    """Run the one action, exactly once, because it has effects."""
+    """Run the one action, exactly once because it has effects; return its result rows."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that every Spark program uses
 
     keys = _placed(groups, parts, "part").mapInArrow(partial(_pass_one, bucket, layout), _KEYS)
@@ -377,7 +377,7 @@ def _as_job(groups: DataFrame, bucket: Bucket, layout: _Layout, parts: int) -> l
 
 
 def _placed(frame: DataFrame, tasks: int, column: str) -> DataFrame:
-    """One task for each number in `column`; before Spark 4.1 some share a task, and other tasks are empty."""
+    """One task for each number in `column`; before Spark 4.1 some numbers share a task, and some tasks are empty."""
     by_number = getattr(frame, "repartitionById", None)
     return cast("DataFrame", by_number(tasks, column)) if by_number else frame.repartition(tasks, column)
 

@@ -1,8 +1,8 @@
 """Plan a read: select partitions, offsets and segments by the options and make splits.
 
 Each partition's newest manifest is read once and pinned, so one ``load()`` is one state of the log. Partitions, and
-then cut segments, are read in parallel; result and raised error are as in sequence. A failed plan, and a partition
-without records to read, release their pins.
+then the indexes of segments to cut, are read in parallel; the result or error is that of a sequential plan. A failed
+plan releases its pins, and a partition without records to read its pin.
 
 Spark does not notify a batch source of the end of its job: a pin (`remote.gc.pins`) expires `PIN_MS` after its last
 renewal. Every task checks its pin when it begins and while it reads, and some pins of other partitions when it begins.
@@ -76,7 +76,7 @@ class OpenPartition:
         keys: KeyRing,
         pin: Pin | None = None,
     ) -> OpenPartition:
-        """`metadata` has already read the manifest, if there is one."""
+        """The partition by `metadata`, which has already read the manifest, if there is one."""
         remote = RemotePartition(store, name.prefix, cache, metadata=metadata, keys=keys)
         source = PartitionSource(name.topic_partition, None, remote, metadata)
         return OpenPartition(name, metadata.cached, source, options, pin)
@@ -261,7 +261,7 @@ def open_partitions(store: ObjectStore, options: ReadOptions, now_ms: int) -> li
 def listed_partitions(
     store: ObjectStore, layout: ExternalFormat | None, options: ReadOptions
 ) -> list[RemotePartitionName]:
-    """The partitions of the named topics, by name; all of the bucket for a pattern or if a topic is missing."""
+    """The partitions of the named topics, by name; all for a pattern, a missing topic or an external layout."""
     if layout is not None:
         return list(layout.partitions(store))
     if options.pattern is not None:
@@ -290,7 +290,7 @@ def named_partitions(there: list[RemotePartitionName], options: ReadOptions) -> 
 
 
 def chosen_partitions(opened: Sequence[OpenPartition], options: ReadOptions) -> list[OpenPartition]:
-    """The partitions of live topics, in option order. Raises NotFound, InvalidRequest if a name has several."""
+    """The partitions of living topics, in option order. Raises NotFound, InvalidRequest for two topics of one name."""
     living = [each for each in opened if not each.is_deleted]
     for topic in sorted({each.name.topic for each in opened}):
         ids = sorted({each.name.topic_id for each in living if each.name.topic == topic})
@@ -369,7 +369,7 @@ class PinKeeper:
     def __init__(
         self, store: ObjectStore, prefix: str, pin: Pin | None, pin_ms: int | None, clock: Callable[[], int] = wall_ms
     ) -> None:
-        """`pin_ms` is the life of the pin after a renewal; with None only its holder renews it."""
+        """`pin_ms` is the life of the pin after a renewal; with None only the pin's holder renews it."""
         self._store, self._prefix, self._clock = store, prefix, clock
         self._pin, self._pin_ms = pin if pin_ms is not None else None, pin_ms or 0
 
@@ -407,7 +407,7 @@ def _pin_of(given: Mapping[str, object]) -> Pin:
 
 
 def pinned_log(store: ObjectStore, prefix: str, *, sequence: int, commit_id: str, holder: str) -> MetadataLog:
-    """The log of a pin, one GET. Reads raise NotFound if the pin expired and the manifest was deleted."""
+    """The metadata log of a pinned manifest. A read is one GET; NotFound if the manifest was deleted after its pin."""
     return MetadataLog(store, prefix, source=_PinnedManifest(store, prefix, sequence, commit_id, holder))
 
 

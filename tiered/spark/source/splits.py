@@ -101,7 +101,7 @@ def plan_splits(
     """Tasks that together hold every batch of `ranges` once, in the order of the ranges and their offsets.
 
     `index_of` returns a segment's offset index; it is called only for segments to cut, in parallel. `partitions_min`
-    makes smaller splits, as far as batches can be separated. `records_max` limits the offsets of each.
+    makes smaller splits, as far as batches can be separated. `records_max` limits the offsets of a split.
     """
     ranges = [replace(each, segments=wanted_segments(each)) for each in ranges]
     if partitions_min is not None:

@@ -70,7 +70,7 @@ class StreamPosition:
     |---|---|
     | ``{"orders":{"0":120}}`` | the first unread offset, as Spark's Kafka source writes it |
     | ``"@ids": {"orders":"<topic id>"}`` | the topic of the offsets: a topic that is created again begins at 0 |
-    | ``"@since": {"orders":{"0":100}}`` | the begin of the batch that ends here, if its start position lacks it |
+    | ``"@since": {"orders":{"0":100}}`` | the start of the batch that ends here, where its start position lacks it |
     | ``"@initial": true`` | no batch was read: a restart may choose another start |
 
     With the last two, a planned batch is the same batch after a restart: Spark does not store the initial offsets.
@@ -92,7 +92,7 @@ class StreamPosition:
 
     @staticmethod
     def decode(given: Mapping[str, object]) -> StreamPosition:
-        """Raises InvalidRequest for a value that is no position, as in the checkpoint of another source."""
+        """The position in `given`. Raises InvalidRequest if it has none, as in the checkpoint of another source."""
         try:
             return StreamPosition(
                 offsets=_flat({name: each for name, each in given.items() if not name.startswith("@")}),
@@ -106,7 +106,7 @@ class StreamPosition:
 
 
 def prorated(start: Offsets, ends: Offsets, limit: int) -> dict[TopicPartition, int]:
-    """Ends `limit` offsets in all behind `start`, by backlog; as in Kafka's source a share is at least one."""
+    """Ends that take `limit` offsets in all, shared by backlog; as in Kafka's source a share is at least one."""
     sizes = {each: max(0, ends[each] - start[each]) for each in ends}
     total = sum(sizes.values())
     if total <= limit:
@@ -219,7 +219,7 @@ class StreamPlanner:
         return known
 
     def _ends(self, seen: Partitions) -> dict[TopicPartition, int]:
-        if not self._options.is_committed:  # the manifests have it, and Spark may ask every few ms
+        if not self._options.is_committed:  # the manifests have the ends, and Spark may ask every few ms
             return {name: each.edges[1] for name, each in seen.items()}
         return dict(zip(seen, side_by_side(lambda each: each.edges[1], seen.values()), strict=True))
 
@@ -313,7 +313,7 @@ class BucketStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._plan().initial().encode()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """`limit` is the result of `getDefaultReadLimit`, or unlimited if the trigger takes everything."""
+        """The end of the next batch. `limit` is `getDefaultReadLimit`'s, or unlimited if the trigger takes all."""
         is_unlimited = isinstance(limit, ReadAllAvailable)
         begin = StreamPosition.decode(start)
         end = self._plan().next_end(

@@ -40,7 +40,7 @@ from tiered.spark.source.planning import PinKeeper
 from tiered.spark.source.splits import OFFSET_MAX, Piece, Split, is_partial, trimmed
 
 WINDOW_BYTES = 8 << 20
-STEP_BYTES = 16 << 20  # of inflated batches at once: some of its columns, their copy in Arrow, and no earlier step
+STEP_BYTES = 16 << 20  # of inflated batches in one step; a step is freed before the next one is inflated
 _CACHE_BYTES = 4 * WINDOW_BYTES  # the current window, the next one, and room for indexes
 _log = logging.getLogger(__name__)
 BEYOND_BYTES = 256 << 10  # read at once behind the position where a piece ends by the index
@@ -65,8 +65,8 @@ _MS_MAX = (2**63 - 1) // 1000
 def read_split(split: Split, options: ReadOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The split's records as Arrow batches of the columns `names`.
 
-    Raises NotFound if a segment has left the bucket since the plan (not without `fail_on_data_loss`, unless a compacted
-    view is read), Corrupt for damaged bytes.
+    Raises Corrupt for damaged bytes. Raises NotFound if a segment left the bucket since the plan, and
+    `fail_on_data_loss` is on or a compacted view is read.
     """
     with options.bucket.opened() as store:
         for columns in split_columns(
@@ -157,7 +157,7 @@ def _tightened(remote: RemotePartition, split: Split, piece: Piece) -> Piece:
     position = max(piece.position, tight.position)
     end_position = min(piece.end_position, tight.end_position)
     if position >= end_position:
-        return piece  # a wrong index: the piece was cut by another one
+        return piece  # this index contradicts the one by which the piece was cut
     return replace(piece, position=position, end_position=end_position)
 
 
@@ -279,7 +279,7 @@ def end_of_piece(piece: Piece, split: Split, data: memoryview, position: int, en
 
 
 def record_batches(columns: Columns, names: Sequence[str], topic: str, partition: int) -> Iterator[pa.RecordBatch]:
-    """The records in order, in batches of bounded rows and bytes; one larger than BATCH_BYTES has its own."""
+    """The records in order, in batches of bounded rows and bytes; a record above BATCH_BYTES is a batch."""
     schema = pa.schema([(name, TYPES[name]) for name in names])
     for rows in _slices(columns, names):
         part = columns.select(rows)
