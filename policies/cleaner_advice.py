@@ -20,7 +20,7 @@ GAIN_MIN = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanerFacts:
-    """The cleaner's settings: the buffer of one thread; `bytes_per_second` is None without a limit."""
+    """The cleaner's settings. `buffer_bytes` is one thread's; `bytes_per_second` is None without a limit."""
 
     threads: int
     buffer_bytes: int
@@ -30,7 +30,7 @@ class CleanerFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFacts:
-    """A compacted log now. `quiet_ms`: since its newest record. `held_from`: start of an open transaction."""
+    """A compacted log. `quiet_ms`: age of its newest record. `held_from`: start of a blocking transaction."""
 
     log: LogToClean
     rules: PartitionRules

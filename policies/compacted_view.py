@@ -33,7 +33,7 @@ RETRY_MS = 600_000  # the value of log.cleaner.uncleanable.retry.ms
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewBacklog:
-    """The range that a run would read, and its lost range. `size_bytes` counts whole segments or pages."""
+    """The range that a run would read. `gap`: lost offsets below it. `size_bytes` counts whole parts."""
 
     is_built: bool
     from_offset: int
@@ -90,7 +90,7 @@ def view_builds(snapshot: PartitionSnapshot, expired: Sequence[ExpireRemote | Dr
 
 
 def held_back(snapshot: PartitionSnapshot, expired: Sequence[Ending], builds: Sequence[BuildView]) -> list[Ending]:
-    """Return `expired` without the records that neither the view nor this plan reads, oldest first."""
+    """Return the parts of `expired` up to the limit of `held_from`, oldest first; all without a limit."""
     reach = held_from(snapshot, builds)
     if reach is None:
         return list(expired)

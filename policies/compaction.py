@@ -13,19 +13,19 @@ A log is eligible when one of these holds:
 
 - cleanable / (clean + cleanable) exceeds `min.cleanable.dirty.ratio`;
 - one of its records has waited longer than `max.compaction.lag.ms`;
-- its last pass was cancelled, or its buffer was too small. Nothing of such a log is copied until a pass has read all of
-  its range (`PartitionSnapshot.clean_cut`).
+- its last pass was cancelled, or its buffer was too small. Nothing of such a log is copied until a pass has read
+  the whole range (`PartitionSnapshot.clean_cut`).
 
 **Order.** Kafka always cleans the filthiest log first, so a log of medium dirt can wait forever. Here each maintenance
 pass that skips an eligible log raises its rank by ``1 / AGING_ROUNDS`` of a ratio. Bound: with n eligible logs and k
 cleaned per maintenance pass, each log is cleaned within ``AGING_ROUNDS + (n - 1) // k`` maintenance passes, for any
-appends. A dirty ratio is above 0 and at most 1. So a log cleaned in pass AGING_ROUNDS or later cannot rank above a log
-that has waited since an earlier one, and each other log is cleaned at most once before the waiting log is.
+appends. Proof: a dirty ratio is above 0 and at most 1. Count passes from the start of a log's wait. Another log that
+is cleaned in pass AGING_ROUNDS or later ranks below the waiting log from then on: once per log at most.
 
 **Recompaction.** A segment that is on both tiers is cleaned again with the local log. Its entry keeps the old records,
 and so every tombstone above it stays (I5: a tombstone is removed once all entries below it are clean past it). Both
-remedies apply only to entries that a local segment *tiles exactly*: from the base of the first entry to the next offset
-of the last one, without a gap.
+decisions need entries that a local segment *tiles exactly*: from the base of the first entry to the next offset of the
+last one, without a gap.
 
 | the local segment | decision |
 |---|---|
@@ -126,7 +126,7 @@ def log_to_clean(snapshot: PartitionSnapshot) -> LogToClean:
 
 
 def cleanings(snapshot: PartitionSnapshot) -> list[CleanLog]:
-    """Return at most one pass; none while the cleaner is paused, or a copy reads files that it would replace."""
+    """Return at most one pass; none while the cleaner is paused, or a copy reads files of the log."""
     if not snapshot.rules.cleanup_compact or snapshot.copying or not snapshot.may_clean:
         return []
     log = log_to_clean(snapshot)
@@ -226,7 +226,7 @@ def _dirty_closed(snapshot: PartitionSnapshot, dirty_from: int) -> list[SegmentI
 
 
 def _overdue_from_ms(snapshot: PartitionSnapshot, dirty_from: int) -> int | None:
-    """The first ms at which a dirty record is overdue; None without one. A time of 0 is absent (Kafka)."""
+    """The first ms at which a dirty record is overdue; None if none will be. Time 0 is absent (Kafka)."""
     lag_ms = snapshot.rules.max_compaction_lag_ms
     if lag_ms is None:
         return None
@@ -247,7 +247,7 @@ def _reason(log: LogToClean, max_lag_ms: int | None) -> str:
 def replacements(
     snapshot: PartitionSnapshot, *, going: AbstractSet[str] = frozenset()
 ) -> list[ReplaceRemote | AdvanceCleanedOffset]:
-    """Return decisions about entries that a local segment tiles, in offset order, without `going` (ulids)."""
+    """Return decisions about entries that a local segment tiles, by offset. `going`: ulids that expire."""
     cut = snapshot.clean_cut
     if not snapshot.rules.cleanup_compact or not snapshot.is_copying_on or cut == 0:
         return []

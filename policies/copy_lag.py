@@ -86,7 +86,7 @@ def are_uploads_held(snapshot: PartitionFigures) -> bool:
 
 
 def without_copy_lag(snapshot: PartitionSnapshot) -> PartitionSnapshot:
-    """Return the snapshot with rules that copy each closed segment at once: a producer waits for its records."""
+    """Return the snapshot with rules that copy closed segments at once, for a producer that waits."""
     return replace(snapshot, rules=replace(snapshot.rules, copy_lag_ms=0, copy_window=ALL_DAY))
 
 

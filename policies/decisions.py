@@ -104,7 +104,7 @@ class RollActive(_Decision):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanLog(_Decision):
-    """Compact: map the keys of ``[first_dirty_offset, upto_offset)``, rewrite all segments below the end."""
+    """Map the keys of ``[first_dirty_offset, upto_offset)``, rewrite all segments below `upto_offset`."""
 
     first_dirty_offset: int
     upto_offset: int

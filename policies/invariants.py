@@ -116,7 +116,7 @@ def _ranges(entries: Iterable[SegmentEntry]) -> Iterable[tuple[int, int]]:
 
 
 def _view_reaches(snapshot: PartitionSnapshot) -> int | None:
-    """None where no view bounds the log start: none is configured, or it already has a gap."""
+    """The bound that a view sets to the log start; None if no view is configured, or the view has a gap."""
     if snapshot.rules.view_threshold_bytes is None or not snapshot.builds_views:
         return None
     horizons = [view.horizon_offset for view in snapshot.all_views if view.name == DEFAULT_VIEW and view.is_built]
@@ -125,7 +125,7 @@ def _view_reaches(snapshot: PartitionSnapshot) -> int | None:
 
 
 def _check(world: _World, decision: Decision) -> Iterator[str]:
-    """Return the rules that the next decision breaks, and apply it to `world`."""
+    """Return the rules that the next decision breaks, and apply the decision to `world`."""
     match decision:
         case RollActive():
             return _check_roll(world.snapshot, decision)

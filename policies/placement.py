@@ -29,7 +29,7 @@ class Broker:
 
 
 def choose_log_dir(dirs: Sequence[LogDirFacts], *, free_bytes_min: int = 0, free_share_min: float = 0.0) -> LogDirFacts:
-    """Choose a directory with this many free bytes and share (0..1). Raises DiskFailed, with all reasons."""
+    """Return a directory with at least these free bytes and share (0..1). Raises DiskFailed with reasons."""
     reasons = {each.path: _reason_against(each, free_bytes_min, free_share_min) for each in dirs}
     fit = [each for each in dirs if reasons[each.path] is None]
     if not fit:

@@ -79,7 +79,7 @@ def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
     cleaned = cleanings(snapshot)
     replaced = [] if cleaned else replacements(snapshot, going={one.ulid for one in expired})
     if are_uploads_held(snapshot):
-        # The replacements wait, and the drops from their first segment on.
+        # The replacements wait, and so do the drops from the first replaced segment on.
         first = min((each.base_offset for each in replaced if isinstance(each, ReplaceRemote)), default=None)
         replaced = [each for each in replaced if not isinstance(each, ReplaceRemote)]
         dropped = [each for each in dropped if first is None or each.next_offset <= first]
@@ -138,7 +138,7 @@ def _advance(snapshot: PartitionSnapshot, expired: list[ExpireRemote], ended: li
 
 
 def disablings(snapshot: PartitionSnapshot) -> list[DisableTier]:
-    """Return a decision if the bucket holds entries or views that count, or the log begins below the disk."""
+    """Return a decision if the bucket has entries or views that count, or the log start is not on the disk."""
     if not (snapshot.is_tiered and snapshot.rules.gives_up_remote and snapshot.segments):
         return []
     starts_at = snapshot.segments[0].base_offset

@@ -1,6 +1,6 @@
 """Which local segments and entries expire or are dropped, and which pending deletes and old manifests are deleted.
 
-Entries, source `RemoteLogManager.cleanupExpiredRemoteLogSegments`: per entry from the oldest log start, then time
+Entries, source `RemoteLogManager.cleanupExpiredRemoteLogSegments`: per entry, oldest first: log start, then time
 (**not** strict, unlike the local test), then size. The first entry that must stay ends the scan. Bytes are deleted only
 after the grace period, for readers with an older manifest. Expiry and unlinking are two steps, because a manifest has
 limited room for pending deletes. The newest MANIFESTS_RETAINED manifests stay: a reader may be between learning a
@@ -119,7 +119,7 @@ def manifest_collections(snapshot: PartitionSnapshot) -> list[CollectManifests]:
 
 
 def collectable_upto(sequence: int, gc_boundary: int) -> int:
-    """Return the sequence up to which manifests may be deleted (void up to `gc_boundary`); 0 for few."""
+    """Return the sequence up to which manifests may be deleted; 0 if too few are above `gc_boundary`."""
     upto = sequence - MANIFESTS_RETAINED
     return upto if upto - gc_boundary >= MANIFESTS_AT_ONCE else 0
 
@@ -145,7 +145,7 @@ def log_bytes(snapshot: PartitionSnapshot) -> int:
 
 
 def _too_old(entry: SegmentEntry, now_ms: int, limit: int | None) -> str | None:
-    """Compare the newest record's age with the limit. Without a timestamp the commit time counts."""
+    """Return why `entry` exceeds the limit; None if not. Without a timestamp its commit time counts."""
     has_time = entry.max_timestamp_ms is not None
     newest_ms = entry.committed_ms if entry.max_timestamp_ms is None else entry.max_timestamp_ms
     if limit is None or now_ms < remote_expiry_ms(newest_ms, limit):
@@ -201,7 +201,7 @@ def _unwanted(snapshot: PartitionSnapshot) -> list[DropLocal]:
 def _beyond(
     snapshot: PartitionSnapshot, segments: Sequence[SegmentInfo], retained_bytes: int, limits: Limits
 ) -> list[DropLocal]:
-    """Return the drops up to the first segment that must stay. `retained_bytes`: size of the log with all."""
+    """Return drops up to the first segment that must stay. `retained_bytes`: the log's with `segments`."""
     found: list[DropLocal] = []
     for segment in segments:
         if segment.next_offset <= snapshot.log_start_offset:
@@ -221,7 +221,7 @@ def _beyond(
 def local_expirations(
     snapshot: PartitionSnapshot, dropped: Sequence[DropLocal], expired: Sequence[ExpireRemote]
 ) -> list[DropLocal]:
-    """Return the local segments that retention expires, oldest first; none during a copy or if an entry stays."""
+    """Return local segments that retention expires, oldest first; none if copying is on or an entry stays."""
     expired_count = len(expired) + sum(page.segment_count for page in snapshot.dead_pages)
     if snapshot.is_copying_on or expired_count < snapshot.committed_count:
         return []
@@ -231,7 +231,7 @@ def local_expirations(
 
 
 def disk_relief(snapshots: Iterable[PartitionSnapshot], wanted_bytes: int) -> dict[TopicPartition, list[DropLocal]]:
-    """Return drops of `wanted_bytes`, oldest first; a segment that must stay (I2) retains all after it."""
+    """Return drops of `wanted_bytes`, oldest first. A segment that must stay (I2) ends those of its log."""
     found: dict[TopicPartition, list[DropLocal]] = {}
     droppable = {
         each.partition: list(takewhile(partial(_is_droppable, each), each.closed))

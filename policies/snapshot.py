@@ -32,7 +32,7 @@ class PartitionFigures:
     | `log_start_offset` | of the whole log, remote tier included |
     | `segments` | local segments; the last one is active |
     | `cleaner_offset` | the cleaner's checkpoint, None if it never ran |
-    | `cleaner_reach` | below it, a pass may have removed records because of newer ones |
+    | `cleaner_reach` | end of the newer records because of which a pass may have removed older ones |
     | `copying` | base offsets of the segments being copied now |
     | `shrunk` | base offsets of local segments known to hold fewer records than their entries |
     | `remote` | the entries known one by one: the newest always, older ones as far as they were requested |
@@ -73,7 +73,7 @@ class PartitionFigures:
 
     @property
     def is_copying_on(self) -> bool:
-        """Whether segments are copied: not disabled (KIP-950), and no rest of a disabled tier."""
+        """Whether segments are copied: copying is enabled (KIP-950), and no part of a disabled tier remains."""
         return self.is_tiered and not self.rules.copy_disabled and not self.tier_disabled
 
     @property

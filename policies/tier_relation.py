@@ -138,7 +138,7 @@ def tier_relation(local: LocalTier, remote: RemoteTier | None) -> TierVerdict:
 
 
 def first_contradiction(local: LocalTier, history: Sequence[EpochRange]) -> int | None:
-    """Return the first offset whose leader epoch differs between the local log and the bucket."""
+    """Return the first offset whose leader epoch differs between local log and bucket; None without one."""
     starts = [start for _, start in local.epochs.entries]
     for epoch, base_offset, next_offset in history:
         at, end = max(base_offset, local.lineage_from), min(next_offset, local.next_offset)
@@ -181,7 +181,7 @@ class BrokerRetention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStartFacts:
-    """A log start inside a segment: the newest batch below it there, the bytes from this segment on."""
+    """A log start in a segment S: time of the newest batch of S below it, the log's bytes from S on."""
 
     newest_below_ms: int | None
     bytes_from: int

@@ -36,10 +36,10 @@ def commits_of(sizes: Iterable[int]) -> int:
 
 
 def rolls(snapshot: PartitionSnapshot, going_count: int) -> list[RollActive]:
-    """Return at most one roll of the active segment, which is not empty.
+    """Return at most one roll of the active segment; none if the segment is empty.
 
-    Its newest record is older than `segment.ms`, or this plan removes all closed segments (`going_count`) and it
-    breaches a limit of the retention.
+    A roll is due if the newest record is older than `segment.ms`, or if this plan removes all closed segments
+    (`going_count`) and the active segment breaches a limit of the retention.
     """
     active = snapshot.active
     if active is None or active.is_empty:
@@ -146,7 +146,7 @@ def idle_roll_ms(snapshot: PartitionSnapshot, active: SegmentInfo) -> int:
 
 
 def _breached(snapshot: PartitionSnapshot, active: SegmentInfo, going_count: int) -> str | None:
-    """None without a breach. As in Kafka the scan must reach the active segment: no outage cuts up the log."""
+    """The breached limit; None without one, or while a closed segment stays, as in an outage (Kafka)."""
     if going_count < len(snapshot.closed):
         return None
     limits = local_limits(snapshot)

@@ -115,7 +115,7 @@ def _bill(of: TopicFacts, stored: StorageDollars, prices: PriceTable) -> TopicBi
 
 
 def request_dollars(month: Counts, data: Mapping[str, Stored], prices: PriceTable) -> tuple[float, float]:
-    """Return the dollars of requests and of retrieval. Classes share data requests by their bytes."""
+    """Return the dollars of (requests, retrieval). Data requests are split among classes by stored bytes."""
     small = prices.of(STANDARD)
     dollars = request_cost(
         puts=month.puts - month.data_puts, gets=month.gets - month.data_gets, lists=month.lists, prices=small

@@ -61,7 +61,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostAdvice:
-    """One change. A `setting` (key, value) has the dollars of the topic, a `move` those of its segments."""
+    """One change. Dollars are of the topic for a `setting` (key, value), of the segments for a `move`."""
 
     topic: str
     change: str
@@ -147,7 +147,7 @@ def _by_class(segments: Iterable[StoredSegment]) -> dict[str, int]:
 def _move(
     stream: Stream, segments: Sequence[StoredSegment], to: Prices, prices: PriceTable, stored: Mapping[str, int]
 ) -> CostAdvice | None:
-    """Return the best move to class `to`, None if it does not pay. `stored`: bytes by class of all topics."""
+    """Return the move of movable segments to `to`; None if it does not pay. `stored`: all bytes by class."""
     movable = _movable(segments, to)
     moved = _by_class(movable)
     now = sum(_leaving(movable, name, stored[name], prices.of(name)) for name in moved)

@@ -59,7 +59,7 @@ _INDEXES_SHARE = 0.005  # of a segment's bytes, where no entry is known
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionCost:
-    """Requests (HEADs are GETs), uploaded bytes, dollars once; `monthly_dollars` change the bill."""
+    """Requests (HEADs count as GETs), uploaded bytes, dollars once; `monthly_dollars`: change of the bill."""
 
     partition: TopicPartition
     decision: Decision
@@ -82,9 +82,9 @@ class DecisionCost:
 class PlanCost:
     """All decisions in the plan's order, with the bill before and after.
 
-    `then_*` is after the plan, when all bytes it unlinks are deleted. Dollars are per month for all paid bytes. Pending
-    deletes count in `now`, and in `then_dollars` unless the plan deletes them. Bytes are data and indexes that readers
-    see.
+    `then_*` is after the plan, when all bytes it unlinks are deleted. `dollars` are paid once, `now` and `then_dollars`
+    per month for all paid bytes. Pending deletes count in `now`, and in `then_dollars` unless the plan deletes them.
+    `now_bytes` and `then_bytes` are data and indexes that readers see.
     """
 
     lines: tuple[DecisionCost, ...]
@@ -100,7 +100,7 @@ class PlanCost:
 
     @property
     def then_dollars(self) -> float:
-        return max(self.now.total + sum(each.monthly_dollars for each in self.lines), 0.0)  # in this order for a NaN
+        return max(self.now.total + sum(each.monthly_dollars for each in self.lines), 0.0)  # max keeps a NaN if first
 
     @property
     def dollars(self) -> float:
@@ -124,7 +124,7 @@ class _Place:
         parts = (*snapshot.pages, *snapshot.known_pages, *known, *snapshot.tier_disabled)
         self.entries = {each.ulid: each for each in parts if isinstance(each, SegmentEntry)}
         self.pages = {each.key: each for each in parts if isinstance(each, PageEntry)}
-        # For pages that do not describe their entries. Entries of a disabled tier have the lower offsets.
+        # Assumed for pages that do not describe their entries. Entries of a disabled tier have the lower offsets.
         held = [*(each for each in snapshot.tier_disabled if isinstance(each, SegmentEntry)), *snapshot.remote]
         size = sum(entry.size_bytes for entry in held)
         self._page_class = (held[-1].storage_class if held else None) or STANDARD
@@ -327,7 +327,7 @@ def _line(place: _Place, decision: Decision, requests: Mapping[str, int]) -> Dec
 
 
 def _early_dollars(place: _Place, decision: Decision) -> float:
-    """The grace period counts as lived. Entries of an unread page cost nothing: their age is unknown."""
+    """Dollars for early deletion, after the grace period. Entries of an unread page cost nothing."""
     snapshot, dollars = place.snapshot, 0.0
     for entry in place.unlinked_entries(decision):
         lived_ms = snapshot.now_ms + snapshot.rules.delete_grace_ms - entry.committed_ms

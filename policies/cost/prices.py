@@ -28,7 +28,7 @@ class Prices:
     | `later_bands` | (days without a read, dollars per GB-month) of a class that moves objects by itself |
     | `monitoring_per_1000` | price of such a class per 1000 objects and month |
     | `monitored_min_bytes` | smaller objects are neither moved nor monitored |
-    | `transition_per_1000` | for objects that a lifecycle rule moves into the class |
+    | `transition_per_1000` | price of 1000 moves into the class by a lifecycle rule |
     | `is_readable` | False: an object needs a restore first, so no reader here may depend on it |
     """
 

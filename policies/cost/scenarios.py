@@ -104,7 +104,7 @@ class BreakEven:
 
     @property
     def known_value(self) -> float | None:
-        """`value` for JSON, which has no infinity: None without end."""
+        """`value` for JSON, which has no infinity: None instead."""
         return None if self.value == inf else self.value
 
 
@@ -276,7 +276,7 @@ def _class_storage(stream: Stream, month: Simulated, of: Prices) -> float:
 
 
 def _intelligent(stream: Stream, month: Simulated, of: Prices) -> float:
-    """Segment ages are spread evenly. The share read in a month and too small segments stay in the first tier."""
+    """Dollars a month, for evenly spread ages. Read bytes and small segments stay in the first tier."""
     retained_days = _retention_days(stream)
     stored, objects = _stored(stream, month), stream.partitions * month.objects
     if month.object_bytes < of.monitored_min_bytes:

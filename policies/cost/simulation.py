@@ -1,6 +1,6 @@
 """A simulation of one partition: append → roll → copy → compact → read → expire → delete. Pure.
 
-It steps from one maintenance pass of `tiered run` with work to the next, and counts the requests and bytes of each step
+It steps from one maintenance pass that has work to the next one, and counts the requests and bytes of each step
 by verb, as the meter of a manager does (`remote.store.middleware.store_wrapper`). Segments are numbers: with a steady
 stream every fact of a segment follows from its number, so a million segments need no set-up.
 
@@ -16,7 +16,7 @@ stream every fact of a segment follows from its number, so a million segments ne
 | read | to begin 2 LISTs, 2 GETs and a GET for each page; per segment 1 GET of its indexes, its data in ranges |
 | read by the manager | nothing to begin with; a segment dropped from the disk is read once, then cached |
 
-A pass rolls a segment without appends for longer than `local.retention.ms`, so a quiet topic has a segment for each
+A pass rolls an active segment without appends for `local.retention.ms`, so a quiet topic has a segment for each
 batch. `policies.cost.workload` names the omissions: `OUTSIDE`, and `NOT_SIMULATED` by field of the rules.
 """
 
@@ -45,7 +45,7 @@ __all__ = ["RANGE_BYTES", "Counts", "Reads", "Schedule", "Simulated", "Workload"
 BOUNDARY_BYTES = 47
 PINS_LAG_MS = 10 * 60_000  # a listing of pins covers objects unlinked before this lag (`remote.gc.pins`)
 CACHED_ENTRIES_MAX = 32 * 4096  # entries of pages that a writer remembers (`remote.manifest.manifest_lookup`)
-_STEADY = 1000  # a segment with all earlier ones of its retention before it
+_STEADY = 1000  # number of a segment whose retention period is full of earlier segments
 
 
 def simulate(
@@ -141,7 +141,7 @@ class Schedule:
 
 
 class _Unlinked(NamedTuple):
-    """Objects unlinked in one commit; for a page unlinked whole, with those of its `page_entries`."""
+    """Objects unlinked in one commit; for a whole page, the page and the objects of its `page_entries`."""
 
     since_ms: int
     objects: int
@@ -339,7 +339,7 @@ class _Readers:
 
     def _scan(self, segments: float, opened: float, reads: Reads) -> None:
         counts, bucket, stored = self._bucket.counts, self._bucket, self._schedule.stored_bytes
-        # For other readers an average: the ends of ranges depend on the batches.
+        # An average for readers that are no stream: the ends of their ranges depend on the batches.
         ranges = max(1.0, stored / reads.range_bytes)
         if reads.is_stream:
             ranges = max(1, ceil(stored / RANGE_BYTES)) + (reads.begins / segments if segments else 0)

@@ -177,7 +177,7 @@ def usage_of(
 
 
 def of_page(page: PageEntry, newest_class: str, indexes_share: float) -> StorageUsage:
-    """Return the objects of a page's entries. A manifest without these facts is taken at the two last arguments."""
+    """Return the usage of a page's entries. The last two arguments replace facts that the page lacks."""
     rest = Stored(objects=page.segment_count, size_bytes=page.stored_bytes)
     data: dict[str, Stored] = {}
     for name, count, size in page.other_classes or ():

@@ -149,7 +149,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """`short_byte_days`: by minimum duration in days, the byte-days that deleted data objects fell short of it."""
+    """Requests, average bytes. `short_byte_days`: byte-days that deleted objects lacked, by minimum days."""
 
     counts: Counts
     stored_bytes: float

@@ -7,7 +7,7 @@ with its own clock is asked for the time (`tiered.stores.store_check`).
 | the wall clock | the time used |
 |---|---|
 | agrees within JUMP_MS | its own: slow corrections are followed |
-| has jumped, ahead or back, less than the hold ago | the time before, counted on; reported as a problem |
+| has jumped, ahead or back, less than the hold (`hold_ms`) ago | the time before, counted on; reported as a problem |
 | comes back during the hold | its own |
 | jumps once more | as before; the hold starts over |
 | has jumped, and was not corrected during the hold | its own: it is believed |
@@ -20,7 +20,7 @@ with its own clock is asked for the time (`tiered.stores.store_check`).
 | differs; the store has not answered yet | the recorded time, counted on, as after a jump |
 | is ahead by LONG_STOP_MS at most, and there is no store to ask | its own: the node was stopped for so long |
 | is ahead by more, or back, and there is no store to ask | as after a jump |
-| was in doubt already when the time was recorded | the same; the hold started then, also for short processes |
+| was in doubt already when the time was recorded | as after a jump; the hold began with that doubt |
 | no time is recorded | its own, until the store has another time |
 
 The store never makes the time later than the wall clock: a store with a wrong clock expires nothing early.
@@ -36,7 +36,7 @@ from local.errors import ErrorCode, LogError, Unavailable
 from tiered.config.units import format_ms
 
 _JUMPED = "the system clock has jumped"
-JUMP_MS = 10 * 60_000  # two reads of one run are milliseconds apart; time servers correct less, or slowly
+JUMP_MS = 10 * 60_000  # a run reads both clocks within milliseconds; time servers correct less, or slowly
 LONG_STOP_MS = 31 * 86_400_000  # wrong clocks at a start are off by years: an empty battery, a firmware's date
 ASK_INTERVAL_MS = 60_000
 COUNTED, STORES = "the monotonic clock", "the clock of the store"
@@ -85,7 +85,7 @@ class ClockGuard:
         self._has_store = has_store and hold_ms > 0
         self._is_start = True  # no time was confirmed so far in this process
         self._is_unknown = last_ms is None  # there is no time to compare the wall clock with
-        self._agreed = (last_ms, counted()) if last_ms is not None else None  # a time that was used, counted time then
+        self._agreed = (last_ms, counted()) if last_ms is not None else None  # a time used, the counted time then
         self._jump: _Jump | None = None
         self._earlier_suspicion = suspicion
         self._asked_ms: int | None = None

@@ -159,7 +159,7 @@ class Config:
         return self.topic_properties("")["remote.single.writer"].lower() == "true"
 
     def topic_properties(self, topic: str, own: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Every effective setting of a topic as text, with `own` settings. Raises InvalidRequest for those."""
+        """Every effective setting of a topic, as text. Raises InvalidRequest for an invalid one in `own`."""
         return DEFAULTS | self.given_properties(topic, own)
 
     def given_properties(self, topic: str, own: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -311,9 +311,9 @@ def _lower(text: str) -> str:
 def resolve_rules(settings: Mapping[str, str]) -> PartitionRules:
     """The policies' rules; missing settings have their defaults.
 
-    -1 becomes None, -2 the value of the setting that it follows. Without the delete policy that is *unlimited*:
-    `retention.*` must not apply to the disk either. Raises InvalidRequest for values and combinations that Kafka
-    refuses.
+    -1 becomes None, but the local retention in `remote.copy.lag.*`. -2 in `local.retention.*` becomes the retention of
+    the log: *unlimited* without the delete policy, as `retention.*` must not apply to the disk either. Raises
+    InvalidRequest for values and combinations that Kafka refuses.
     """
     check_combination(settings)
     policy = _policies(settings)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SETTING = "cost.prices"
 _log = logging.getLogger(__name__)
 _KEYS = ("as_of", "region", "disk_per_gb_month", "classes")
-# msgspec builds its facts of `Prices` at import: in two threads in parallel it ends the process (0.22).
+# Built at import: building it in two threads in parallel ends the process (msgspec 0.22).
 msgspec.json.Decoder(Prices)
 _OF_CLASS = tuple(each.name for each in fields(Prices) if each.name not in ("as_of", "region", "storage_class"))
 
@@ -42,7 +42,7 @@ class PricesUsed(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def configured_prices(config: Config) -> PriceTable:
-    """The table of `cost.prices`, a path relative to tiered.toml. Raises NotFound and InvalidRequest."""
+    """The prices in the file of `cost.prices`, else the built-in ones. Raises NotFound and InvalidRequest."""
     path = config.topic_properties("")[SETTING]
     return load_prices(os.path.abspath(os.path.join(os.path.dirname(config.path or ""), path))) if path else BUILT_IN
 

@@ -94,7 +94,7 @@ def keyed_store(store: ObjectStore, path: str | None) -> ObjectStore:
 
 
 def _check_private(path: str, mode: int) -> None:
-    """Raise InvalidRequest if other users may read the file or the group may write it; secret mounts use groups."""
+    """Raise InvalidRequest if others have access or the group may write; secret mounts let groups read."""
     if mode & _OPEN_BITS:
         step = f"run chmod 600 {shlex.quote(path)}, and replace the keys if another user may have read them"
         wrong = f"cannot use the key ring, other users may read or change the file: {step}"

@@ -17,7 +17,7 @@ BYTES_MAX = 1 << 30  # no plan, report or list is larger; an endless device is
 
 
 def read_given(path: str, attempt: str, hint: str, *, name: str = "file") -> bytes:
-    """Raises NotFound, AccessDenied, DiskFailed, and InvalidRequest for a directory or endless input."""
+    """The content. Raises NotFound, AccessDenied, DiskFailed, InvalidRequest (a directory, endless input)."""
     facts = {name: path}
     try:
         with open(path, "rb") as file:

@@ -157,7 +157,7 @@ def check_advice(manager: LogManager, saved: SavedPlan) -> list[StepState]:
     own = {_basis_name(each) for each in steps if isinstance(each, AlterStep)}
     basis = plan_basis(manager, manager.config, topics, configured_prices(manager.config))
     others = basis_changes(saved.basis, {name: text for name, text in basis.items() if name not in own})
-    others.sort(key=lambda each: " topic id " not in each)  # another topic has other settings as well
+    others.sort(key=lambda each: " topic id " not in each)  # ids first: they explain other settings
     states: list[StepState] = []
     changed: list[str] = []
     known = {each.name for each in manager.topics.all()}

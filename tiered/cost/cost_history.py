@@ -7,7 +7,7 @@
 | size of a manifest | the newest manifest |
 | reads | the request meter |
 
-A figure without a measurement has the default of `Workload`, and `basis` says so. A history below `HISTORY_LEAST_MS`
+A figure without a measurement has the default of `Workload`. A history that is shorter than `HISTORY_LEAST_MS`
 has no night and no quiet hour: a forecast can be wrong by a factor of a thousand. Such a topic has no figures without a
 given rate. The oldest records of a compacted log do not show when it began, so its rate is measured by offsets.
 """
@@ -59,7 +59,7 @@ _UNITS_MS = {"s": 1000, "h": 3_600_000, "d": DAY_MS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """`stream` None: no forecast; `warning` says why, with a next step (None: a topic without data)."""
+    """One topic. `stream` None: no forecast; `warning`: why, and the next step (None: no data)."""
 
     topic: str
     stream: Stream | None
@@ -195,7 +195,7 @@ def manifest_costs(manifest: Manifest) -> dict[str, Any]:
 
 
 def _row_costs(bare: Manifest, rows: tuple[SegmentEntry, ...]) -> dict[str, Any]:
-    """The first entries take the most bytes, because compression learns."""
+    """Sizes by number of entries: the first entries take the most bytes, because compression learns."""
     base, counts = _encoded(bare), [*takewhile(len(rows).__gt__, (1 << power for power in count())), len(rows)]
     curve = tuple((each, float(_encoded(replace(bare, segments=rows[:each])) - base)) for each in counts)
     found: dict[str, Any] = {"first_rows": curve}
@@ -295,7 +295,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """Bytes that arrive in one partition in a ms, before compaction; `seen_ms` is None for a given rate."""
+    """The arrival rate of one partition, before compaction. `seen_ms`: measured span, None if given."""
 
     bytes_per_ms: float
     said: str
@@ -381,7 +381,7 @@ def steady(batch_bytes: float, bytes_per_ms: float) -> tuple[int, int]:
 
 
 def read_rates(texts: Sequence[str]) -> dict[str | None, float]:
-    """Parse ``20GiB/d`` or ``orders=10MiB/s`` to bytes a day by topic (None). Raises InvalidRequest."""
+    """Parse ``20GiB/d`` (key None) or ``orders=10MiB/s`` to bytes a day by topic. Raises InvalidRequest."""
     found: dict[str | None, float] = {}
     for text in texts:
         topic, named, rate = text.rpartition("=")

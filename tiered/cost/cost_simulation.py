@@ -94,7 +94,7 @@ STEPS: Mapping[str, tuple[int | float, ...]] = {
 _BOUNDS = {"ms": (60_000, 36_525 * DAY_MS), "bytes": (4096, 1 << 40), "share": (0.0, 1000.0)}
 FIELD_OF = {axis.option: field for field, axis in AXES.items()}
 ALONG = ("retention_ms", "local_retention_ms", "segment_bytes", "part_bytes")
-_LEAST_MS = {"retention_ms": -1, "local_retention_ms": -2}  # values as in the settings: no limit, as retention.ms
+_LEAST_MS = {"retention_ms": -1, "local_retention_ms": -2}  # as in the settings: -1 no limit, -2 as retention.ms
 
 
 def shown(variant: Scenario, *, is_short: bool = False) -> str:
@@ -177,7 +177,7 @@ class CostSimulation(SimulatedCosts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostLab(SimulatedCosts):
-    """`curve`: the cost `along` one setting, of the chosen settings and of today's; `by_class`: by read share."""
+    """Costs of `chosen`: `curve` `along` a setting, `by_class` by read share. `curve_today`: today's."""
 
     streams: tuple[Stream, ...]
     chosen: ScenarioCost

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostReport:
-    """A bill for each topic, by name; for all topics also bills of deleted ones, ``orders (deleted)``.
+    """Bills by topic name; if no topics were selected also of deleted ones, as ``orders (deleted)``.
 
     Metering began at `since_ms`; requests since `rate_since_ms` are scaled to a month. Both are None without metered
     requests. `unread` partitions have an unreadable tier: figures that depend on them, and the total, are None.

@@ -1,7 +1,7 @@
 """Problems that do not resolve by themselves: groups by cause, next steps, the report of a manager.
 
-The manager meets a problem again in every maintenance run. Problems have one cause if they are of one kind and their
-texts differ only in the name of the place and in ``key=value`` facts (except ``cause=``, ``class=``, ``code=``,
+The manager meets a problem again in every maintenance run. Problems have one cause if kind and next step are equal and
+their texts differ only in the name of the place and in ``key=value`` facts (except ``cause=``, ``class=``, ``code=``,
 ``status=``). A next step is never a command that could have printed the error (`status`, `doctor`).
 """
 
@@ -109,12 +109,12 @@ class ProblemGroup:
 
 
 def group_line(places: Sequence[str], cause: str, thing: str = "partition") -> str:
-    """``orders/0: CAUSE``, ``200 partitions (orders/0, orders/1, orders/2, ...): CAUSE``."""
+    """Format ``orders/0: CAUSE``, ``200 partitions (orders/0, orders/1, orders/2, ...): CAUSE``."""
     return f"{shared_places(places, thing)}: {cause}"
 
 
 def shared_places(places: Sequence[str], thing: str = "partition") -> str:
-    """``orders/0``, ``200 partitions (orders/0, orders/1, orders/2, ...)``."""
+    """Format ``orders/0``, ``200 partitions (orders/0, orders/1, orders/2, ...)``."""
     if len(places) == 1:
         return places[0]
     names = ", ".join([*places[:NAMES_SHOWN], *(["..."] if len(places) > NAMES_SHOWN else [])])

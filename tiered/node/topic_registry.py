@@ -121,7 +121,7 @@ class TopicRegistry:
             self._write(self._topics, tuple(each for each in self._deleted if each.topic.topic_id != topic_id))
 
     def heal(self) -> None:
-        """Update copies that are behind or missing from the newest one."""
+        """Replace copies that are behind or missing by the newest one."""
         with self._changing:
             behind = [at for at, version in enumerate(self._file.versions) if version != self._version]
             if behind and (self._topics or self._deleted):

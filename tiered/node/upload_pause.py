@@ -226,5 +226,5 @@ def _read(places: Places) -> Copies[_File]:
 
 
 def _current(copies: Copies[_File]) -> _File | None:
-    """The pauses that hold; None if all existing copies are damaged. No existing copy pauses nothing."""
+    """The valid pauses; None if all existing copies are damaged. Without any copy nothing is paused."""
     return None if copies.damaged and copies.newest is None else copies.newest or _NOTHING

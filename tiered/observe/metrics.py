@@ -55,7 +55,7 @@ class Kind(Enum):
 class Metric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One metric of ``metrics.toml``. `kafka` is the equal JMX name, empty if Kafka has none.
 
-    `of` is the attribute with its one value, such as ``cleaner.max_dirty_percent``, empty for other metrics; ms become
+    `of` is the attribute that holds the value, such as ``cleaner.max_dirty_percent``; else empty. Times in ms become
     seconds (`_from`). `by_partition`: labels partitions on request. `is_of_sidecar`: only `tiered adopt` has it.
     """
 
@@ -344,7 +344,7 @@ def _from(source: str, found: object, *labels: tuple[str, str]) -> Iterator[Samp
 
 
 def _figure(name: str, group: Sequence[PartitionStatus], now_ms: int) -> float:
-    """Return whether one partition is paused, the age in s of the oldest time, or the sum."""
+    """Return a group's figure: 1 if a partition is paused, the age in s of the oldest time, or the sum."""
     values: list[Any] = [getattr(each, name) for each in group]
     if name == "paused":
         return int(any(each is not None for each in values))

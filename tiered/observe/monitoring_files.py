@@ -58,7 +58,7 @@ class Limits:
 
 
 def read_table(file: str, name: str, row: type[Row]) -> list[Row]:
-    """Return the rows ``[[name]]`` of a TOML file of this folder. For constants: it creates a decoder."""
+    """Return the rows ``[[name]]`` of a TOML file here. Call at import only: it creates a decoder."""
     rows = msgspec.json.Decoder(list[row])  # type: ignore[valid-type]
     return rows.decode(msgspec.json.encode(msgspec.toml.decode(_packaged(file))[name]))
 

@@ -1,7 +1,7 @@
 """A plan with prices: decisions of maintenance, priced on the same snapshots; and its flat rows.
 
 The basis of a saved plan, apart from partition state, is settings, prices, bucket and identity of the topics, by name.
-Every setting counts except `WITHOUT_EFFECT`, so a new setting makes older plans refused.
+Every setting with a value other than its default counts, except those in `WITHOUT_EFFECT`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PricedPlan:
     """A plan, its cost, and the `snapshots` it was made from. `problems` are the partitions left out.
 
     Without `prices` all dollars of `cost` are NaN. `missing` are partitions with an unreadable tier: they have no
-    decisions, and no total is known. `unread` are partitions with an oldest page that may expire in part and was not
+    decisions, and no total is known. `unread` are partitions whose oldest page may expire in part, but was not
     fetched. `basis`: see `plan_basis`.
     """
 

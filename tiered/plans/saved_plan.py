@@ -130,7 +130,7 @@ class SavedPlan:
 
     @property
     def is_for_later(self) -> bool:
-        """Whether the plan is to show, not to apply."""
+        """Whether the plan is for a later time: it can be shown, not applied."""
         return self.plan.now_ms > self.made_ms
 
     @property
@@ -180,7 +180,7 @@ def apply_saved(
     progress: Callable[[TopicPartition, Decision], None] = lambda partition, decision: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[TopicPartition, Applied]:
-    """Carry out the plan. Raises Conflict, with nothing done, if the state changed, as `check_unchanged`."""
+    """Carry out the plan; return the results by partition. Raises as `check_unchanged`, with nothing done."""
     check_unchanged(saved, manager, now_ms)
     plan = Plan(now_ms=max(now_ms, saved.plan.now_ms), decisions=saved.plan.decisions)
     return manager.apply(plan, progress=progress, should_stop=should_stop)
@@ -258,7 +258,7 @@ def encode_plan(saved: SavedPlan) -> bytes:
 
 
 def decode_plan(body: bytes) -> SavedPlan:
-    """Raises InvalidRequest for bytes that are no plan, and for inconsistent edits."""
+    """Return the plan of a file's bytes. Raises InvalidRequest for other bytes and inconsistent edits."""
     try:
         file = _FILE.decode(body)
         if (file.kind, file.schema_version) not in _READ:

@@ -74,7 +74,7 @@ class Heartbeat:
         clock: Callable[[], float] = time.monotonic,
         silence_s: float = SILENCE_S,
     ) -> None:
-        """`last_seen_s` returns the time of the last progress, by `clock`; infinity while the work rests."""
+        """`last_seen_s` returns the time of the last progress, by `clock`; infinity while no work is due."""
         self._service, self._last_seen_s, self._clock, self._silence_s = service, last_seen_s, clock, silence_s
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="tiered-heartbeat", daemon=True)

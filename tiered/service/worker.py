@@ -39,8 +39,8 @@ _log = logging.getLogger(__name__)
 class DiskRelief:
     """Relieves a full disk before each maintenance run: segments with a remote copy are dropped early.
 
-    A segment that only this disk has is never dropped. It waits for no copy: the store may not answer. Dropped segments
-    count as free at once, although their bytes are freed after ``file.delete.delay.ms``. Not thread safe.
+    A segment that only this disk has is never dropped. The relief waits for no copy: the store may not answer. Dropped
+    segments count as free at once, although their bytes are freed after ``file.delete.delay.ms``. Not thread safe.
     """
 
     def __init__(self, manager: LogManager) -> None:
@@ -144,7 +144,7 @@ class Worker:
         """`interval_ms`: the pause between runs, for readers of the report. `waits` as in `LogManager.tick`."""
         self.manager = manager
         self.clock_guard = clock_guard
-        self._store_clock = store_clock  # answers the keeper's questions
+        self._store_clock = store_clock  # asked for the time when `clock_guard` needs it
         self.waits = waits
         self.interval_ms = interval_ms
         self.round_error: LogError | None = None
@@ -183,7 +183,7 @@ class Worker:
         return self._journal.report
 
     def round(self, now_ms: int, *, should_stop: Callable[[], bool] = lambda: False) -> bool:
-        """Run maintenance once; return whether more work waits. `round_error` ended the run early."""
+        """Run maintenance once; return whether more work waits. `round_error`: the error that ended it early."""
         before, self.round_error, is_busy = self.round_error, None, False
         wall_ms, now_ms = now_ms, self._believed(now_ms)
         try:

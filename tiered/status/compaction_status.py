@@ -25,7 +25,7 @@ _OF_LOG = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogCleaningStatus:
-    """One compacted log. `state` is the cleaning state in this process; `uncleanable` why it is skipped."""
+    """One compacted log. `state` is the cleaning state in this process; `uncleanable`: why it is skipped."""
 
     log: LogToClean
     state: str
@@ -37,7 +37,7 @@ class LogCleaningStatus:
 class CleanerMetrics:
     """Kafka's gauges of the same names (`LogCleaner`, `LogCleanerManager`), in whole numbers.
 
-    Each is the largest over all threads' last passes. `time_since_last_run_ms` is None before the first pass.
+    Buffer, time and delay are the largest of all threads' last passes. `time_since_last_run_ms` None: no pass yet.
     """
 
     max_dirty_percent: int

@@ -69,7 +69,7 @@ _NOT_YET = {"copy": "not copied yet", "clean": "not cleaned yet", "drop": "not d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusReport:
-    """Figures and problems of a node. `partitions` have figures, `errors` are errors of the others.
+    """Figures and problems of a node. `partitions` are the opened ones; `errors` may be of any partition.
 
     | field | content |
     |---|---|
@@ -78,7 +78,7 @@ class StatusReport:
     | `holder` | process that holds a log directory; None if there is none, or it cannot be determined |
     | `unread` | the partitions with an unreadable tier, and the errors; figures of this tier are None in the rows |
     | `storage` | price of the remote storage; empty without `prices` |
-    | `deleted` | deleted topics that may have objects in the bucket, without figures; empty for some topics |
+    | `deleted` | deleted topics that may have objects in the bucket, without figures; empty if topics were selected |
     | `deferrals` | why closed segments are not copied yet |
     """
 
@@ -140,7 +140,7 @@ def status_report(
     errors = {name: error for name, error in manager.problems.items() if names is None or name.topic in names}
     unseen = {each.name for each in manager.partitions.all(names) if is_unseen(manager, each)}
     disk = storage or DiskStorage()
-    roots = [root for _, root in manager.directories.places()]  # a reload may have named others, for the next start
+    roots = [root for _, root in manager.directories.places()]  # not those of a reload, used from the next start
     work = read_report([(disk, root) for root in roots])
     holder = directory_holder(roots, holder_of)
     is_at_work = holder is not None or (work is not None and work.is_at_work(now_ms))
@@ -156,7 +156,7 @@ def status_report(
     with_problems = {each.partition for each in problems}
     uncleanable = manager.cleaning.uncleanable_of(manager.partitions.all(names))
     problems += [_uncleanable(name, each) for name, each in sorted(uncleanable.items()) if name not in with_problems]
-    quiet = [each for name, each in found.items() if name not in with_problems]  # others have a cause already
+    quiet = [each for name, each in found.items() if name not in with_problems]  # the others are late for a known cause
     problems += _late(quiet, now_ms - stuck_after_ms, is_at_work=is_at_work)
     return StatusReport(
         now_ms=now_ms,
@@ -259,7 +259,7 @@ def _is_back(
     found: Mapping[TopicPartition, PartitionStatus],
     errors: Mapping[TopicPartition, LogError],
 ) -> bool:
-    """Return whether a reported offline log directory is readable again; no other problem is disproved."""
+    """Return whether a reported offline directory is readable again; no other problem can be disproved."""
     return reported.code == ErrorCode.DIRECTORY_OFFLINE and reported.name in found and reported.name not in errors
 
 

@@ -77,7 +77,7 @@ def tier_sync(
     manager: LogManager, topics: Iterable[str] | None = None, *, storage: Storage | None = None
 ) -> list[TierSync]:
     """Compare the opened partitions of some topics (None: all), by name. Raises NotFound."""
-    from concurrent.futures import ThreadPoolExecutor  # ``tiered status`` without the section does not need it
+    from concurrent.futures import ThreadPoolExecutor  # here, because most reports have no section on sync
 
     names = None if topics is None else {manager.topics.get(name).name for name in topics}
     mark = node_mark(storage or DiskStorage(), manager.config.data_dirs)

@@ -1,6 +1,6 @@
 """History of both tiers: bytes on disk and in the bucket, copy lag, bytes at risk, dollars a month.
 
-A running manager notes the figures every five minutes. Points are thinned with age:
+A running manager notes the figures every five minutes. How long points of a step stay, by number of topics:
 
 | step | of all topics together | of each of a dozen | of each of a hundred | of each of a thousand |
 |---|---|---|---|---|
@@ -324,7 +324,7 @@ class TierJournal:
         if series is None:
             return
         self._series = series
-        if is_last or not series.total.has(now_ms):  # as the previous manager may have done
+        if is_last or not series.total.has(now_ms):  # the previous manager may have noted this step
             series.add(*points_now(self._manager, now_ms))
             self._is_written = False
         if not self._is_written:

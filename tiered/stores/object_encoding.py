@@ -61,7 +61,7 @@ class BucketSettings:
     is_node: bool = True
 
     def of(self, topic: str, own: Mapping[str, str]) -> dict[str, str]:
-        """The settings of a topic; `own` are its manifest's. Raises InvalidRequest for an unknown one."""
+        """The settings of a topic; `own` are its manifest's. Raises InvalidRequest for an unknown setting."""
         if self.is_node:
             return self.config.topic_properties(topic, own)
         of_store = {STORAGE_CLASS: self.config.topic_properties("")[STORAGE_CLASS]}

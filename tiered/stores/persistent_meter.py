@@ -48,7 +48,7 @@ class RequestHistory:
     begun: Mapping[str, int] = field(default_factory=dict)
 
     def rate_since_ms(self, now_ms: int) -> int:
-        """The start of the counts that represent a present month: RATE_DAYS ago, from a month's start."""
+        """The start of the counts scaled to a month: the newest month's start RATE_DAYS or more ago."""
         start_ms = _start_of(month_of(now_ms))
         if now_ms - start_ms < RATE_DAYS * DAY_MS:
             start_ms = _start_of(month_of(start_ms - 1))
@@ -145,7 +145,7 @@ def read_history(storage: Storage, root: str) -> RequestHistory | None:
 
 
 def added(history: RequestHistory, more: Mapping[str, RequestCounts], now_ms: int) -> RequestHistory:
-    """`history` plus counts of the month of `now_ms`, without too old months; later months are merged."""
+    """`history` plus counts of the month of `now_ms`, without too old months; later months join that one."""
     name, since_ms = month_of(now_ms), min(history.since_ms, now_ms)
     months = {known: each for known, each in history.months.items() if known < name}
     month: dict[str, RequestCounts] = {}

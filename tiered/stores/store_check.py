@@ -153,7 +153,7 @@ def store_clock_of(store: ObjectStore | None, now_ms: Callable[[], int]) -> Stor
 class StoreClock:
     """Asks one store for its time, in its own thread, one request at a time, by the stamp of a new object.
 
-    S3 refuses requests signed a quarter of an hour off: then it has not answered.
+    S3 refuses requests that are signed with a time a quarter of an hour off: this counts as no answer.
     """
 
     def __init__(self, store: ObjectStore, now_ms: Callable[[], int]) -> None:

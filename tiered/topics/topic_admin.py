@@ -76,7 +76,7 @@ class TopicAdmin:
     ) -> Topic:
         """Create a topic; its settings and access to the bucket are checked before anything is written.
 
-        Raises InvalidRequest. After an error behind the registration the topic exists, and maintenance acquires it.
+        Raises InvalidRequest. After an error past the registration the topic exists, and maintenance acquires it.
         """
         requested = AskedTopic(name=name, partitions=partitions, properties=properties or {})
         (created,) = self.create_all([requested], now_ms=now_ms)
@@ -163,7 +163,7 @@ class TopicAdmin:
 
 
 def usage_of_deleted(manifest: Manifest, prices: PriceTable) -> StorageUsage:
-    """Everything but manifests and pages is a pending delete, even objects that the manifest still names."""
+    """The usage of a deleted partition: all but manifests and pages is pending, even named objects."""
     from policies.cost.storage_cost import StorageUsage, usage_of
 
     found = usage_of(manifest, prices, manifest_bytes=size_of(manifest))
@@ -198,7 +198,7 @@ class TopicDeletion:
     | 1 | the registry marks the topic deleted, with its id | no topic; the next start continues with step 2 |
     | 2 | cleanings cancelled, logs closed, directories renamed to ``-delete`` | directories that a start deletes |
     | 3 | `file.delete.delay.ms` later the directories are deleted | the same |
-    | 4 | the bucket's partitions are deleted (`remote.gc.partition_removal`) | a manifest that marks it, or the rest |
+    | 4 | the bucket's partitions are deleted (`remote.gc.partition_removal`) | deletion marks, or some objects |
     | 5 | nothing is left anywhere: the registry forgets the topic | nothing |
 
     Step 4 deletes objects after the grace period. The name is free from step 1 on: a recreated topic has another id,
@@ -225,7 +225,7 @@ class TopicDeletion:
         topic = self._registry.get(topic_name)
         partitions = self._table.opened(topic.partitions())
         for each in partitions:
-            # The maintenance run around a pass is waited for next. These logs are never cleaned again.
+            # `maintenance_lock` then waits for the run that contains the pass. These logs are never cleaned again.
             each.log.cleaning.abort_and_pause()
         with self._table.maintenance_lock:
             try:
@@ -300,7 +300,7 @@ class TopicDeletion:
                 _log.warning("the deletion of a partition waits: partition=%s error=%s", name, error)
 
     def _removed(self, deleted: DeletedTopic, name: TopicPartition, now_ms: int) -> Removal:
-        """Errors are logged, and the step is repeated later."""
+        """Do the next step in the bucket; return its state. After an error, which is logged, WAITING."""
         from remote.gc.partition_removal import PartitionRemoval, Removal
 
         topic, key = deleted.topic, (deleted.topic.topic_id, name.partition)

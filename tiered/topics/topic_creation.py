@@ -43,7 +43,7 @@ class AskedTopic:
 
 
 class TopicCreation:
-    """Thread safe."""
+    """Creates topics. Thread safe."""
 
     def __init__(self, table: PartitionTable) -> None:
         self._table = table

@@ -73,7 +73,7 @@ class PartitionLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicLoss:
-    """The loss of a deletion. Files are deleted `file_delay_ms` after it, objects `grace_ms` after it."""
+    """The loss of a deletion, which deletes files after `file_delay_ms`, objects after `grace_ms`."""
 
     topic: Topic
     partitions: tuple[PartitionLoss, ...]
@@ -82,7 +82,7 @@ class TopicLoss:
 
 
 class TopicDryRun:
-    """Thread safe; a read-only open suffices."""
+    """Shows what a change of a topic would do. Thread safe; a read-only open suffices."""
 
     def __init__(self, table: PartitionTable, creation: TopicCreation) -> None:
         self._table = table
