@@ -27,7 +27,7 @@ _held = threading.local()
 
 
 def check_ranks(is_checking: bool = True) -> None:
-    """Whether locks made from now on assert their rank at every acquisition (tests, ``--debug``)."""
+    """Set whether locks made from now on assert their rank at every acquisition (tests, ``--debug``)."""
     global _is_checking
     _is_checking = is_checking
 

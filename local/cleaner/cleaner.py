@@ -18,7 +18,7 @@ rewrites segments and merges small neighbours.
 Memory: as pass one; then a bit per record, a byte per batch, and a part of the remaining records
 (`kernels.REBUILT_PART_BYTES`).
 
-**The log is in use.** Truncating or replacing records during a pass would let the pass restore them. A pass therefore
+**The log is in use.** A pass would restore records that are truncated or replaced while it runs. A pass therefore
 runs between `CleaningGate.try_start` and `end`, and `Log.truncate_to` and `Log.restart_at` first pause the gate. An
 aborted pass restores the checkpoint in memory before the waiting call continues.
 """
@@ -85,15 +85,15 @@ def clean(
     clock: Callable[[], float] = time.monotonic,
     announce: Callable[[], None] = lambda: None,
 ) -> CleaningFigures | None:
-    """Clean the closed segments of `log` from `clean_from` on, as its only pass; None if nothing is dirty.
+    """Clean the closed segments of `log` from `clean_from` on. Returns the figures; None if nothing is dirty.
 
-    `upto_offset` is the exclusive end, the base of a segment; None for the active one. The pass also ends where
+    `upto_offset` is the exclusive end, the base of a segment; None: that of the active one. The pass also ends where
     `buffer` has no room: `CleaningFigures.cleaner_offset` may be inside a segment. Tombstones are removed only below
     `tombstones_below`: None means no bound (no remote tier), 0 removes none.
 
-    Raises CleaningAborted if `should_stop` is true, if the log is or becomes paused, or if retention deletes its
-    segments during the pass: groups already swapped in stay, `log.cleaner_offset` does not rise. Raises InvalidRequest
-    if a segment would exceed 2 GiB, or if not one key fits `buffer`.
+    Raises CleaningAborted if another pass runs, if `should_stop` is true, if the log is or becomes paused, or if
+    retention deletes its segments during the pass: groups already swapped in stay, `log.cleaner_offset` does not rise.
+    Raises InvalidRequest if a segment would exceed 2 GiB, or if not one key fits `buffer`.
 
     Order of effects; a crash between the steps costs a second cleaning, never a record:
 
@@ -244,7 +244,7 @@ def _moment(ms: int) -> str:
 
 
 def _first_unstable_base(log: Log) -> int:
-    """The end of cleaning: the base of the segment with the last stable offset, at most the active one."""
+    """The end of cleaning: the base of the segment with the last stable offset, at most the active base."""
     stable, infos = log.last_stable_offset, log.segments()
     return max((info.base_offset for info in infos if info.base_offset <= stable), default=infos[0].base_offset)
 
@@ -266,7 +266,7 @@ def _clean_group(work: _Work, group: Sequence[SegmentVerdict]) -> None:
             _clean_group(work, half)
         return
     before, records_before = sum(each.segment.size_bytes for each in group), sum(each.record_count for each in group)
-    # Without a new segment the old file stays, and so do all references to it: nothing would be removed or saved.
+    # Without a new segment the old file stays with all its records: nothing is removed or saved.
     after, records_after = before, records_before
     if size is not None:
         after, records_after = size, sum(each.kept_count for each in group)
@@ -331,7 +331,7 @@ def grouped(
     *,
     apart_at: int = 0,
 ) -> list[list[SegmentVerdict]]:
-    """Merge neighbours whose remaining records fit one segment. Raises as `SegmentVerdict.measure`.
+    """The groups to merge: neighbours whose remaining records fit one segment. Raises as `SegmentVerdict.measure`.
 
     Uses the sizes after cleaning (Kafka: before). The segment at `apart_at` is not merged with its predecessor.
     """

@@ -53,7 +53,7 @@ class CleaningFigures:
 class CleaningRun(CleaningFigures):
     """One pass over a log. After a failed pass `error` has the cause and most figures are 0.
 
-    `thread` counts from 0. `delay_ms` is the lateness by `max.compaction.lag.ms`. `buffer_bytes` is 0 if unknown.
+    `thread` counts from 0. `delay_ms` is how long it was past `max.compaction.lag.ms`. `buffer_bytes` is 0 if unknown.
     """
 
     topic: str
@@ -74,7 +74,7 @@ class CleaningRun(CleaningFigures):
 
     @property
     def size_reduction(self) -> float:
-        """0..1; negative if the log grew."""
+        """The removed share of the bytes, 0..1; negative if the log grew."""
         return 1 - self.bytes_after / self.bytes_before if self.bytes_before else 0.0
 
     @property
@@ -128,7 +128,7 @@ class CleaningHistory:
 
     @property
     def runs(self) -> Sequence[CleaningRun]:
-        """Oldest first."""
+        """The passes, oldest first."""
         return self._runs
 
     def add(self, run: CleaningRun) -> None:

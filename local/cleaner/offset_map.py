@@ -1,6 +1,6 @@
 """Pass one of the cleaner: find the dirty records that are the newest of their keys.
 
-The result is two bits per dirty record (whether it stays as far as its key decides, whether it is a tombstone), and the
+The result is two bits per dirty record (whether its key lets it stay, whether it is a tombstone), and the
 keys (`kernels.KeyMap`), for the decisions on records of clean segments, which are all older. Control records and
 records of aborted transactions are never the newest of a key; the latter are removed. A record without a key is removed
 and counted.
@@ -208,7 +208,7 @@ class OffsetMap:
         return self._mapped.get(base_offset)
 
     def add(self, segment: Segment, aborted: Sequence[AbortedTransaction], limiter: CleanerThrottle) -> Added:
-        """Enter all of a segment, or nothing that counts. Raises Corrupt, InvalidRequest, CleaningAborted."""
+        """Enter a segment; unless WHOLE, it counts as not entered. Raises Corrupt, InvalidRequest, CleaningAborted."""
         mapped = limiter.mapped(segment)
         self._held = self.keys.hold(mapped)
         first_invalid, slices = self.invalid_records, []
@@ -330,7 +330,7 @@ def build_offset_map(
     *,
     from_offset: int = 0,
 ) -> tuple[OffsetMap, int]:
-    """Run pass one over the dirty `segments`; also return the number of segments that fit, possibly 0.
+    """Run pass one over the dirty `segments`: (offset map, number of segments that fit, possibly 0).
 
     No segment may be empty. Records below `from_offset` are not entered. Raises Corrupt, CleaningAborted.
     """
@@ -358,7 +358,7 @@ def build_offset_map_of_part(
     *,
     from_offset: int = 0,
 ) -> tuple[OffsetMap, int]:
-    """Run pass one over as many records of one segment as fit; also return the first offset not entered.
+    """Run pass one over as many records of one segment as fit: (offset map, first offset not entered).
 
     Raises Corrupt, CleaningAborted, and InvalidRequest if not one key fits the buffer.
     """
@@ -429,7 +429,7 @@ def _skipped(columns: Columns, aborted: Sequence[AbortedTransaction]) -> tuple[F
 def digest_keys(
     data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.int32], secret: bytes
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Both halves of each key's digest; no key is null. Raises InvalidRequest for wrong ranges or secret."""
+    """(low, high) halves of the keys' digests; no key is null. Raises InvalidRequest for a wrong range or secret."""
     if len(secret) != SECRET_BYTES:
         raise InvalidRequest("hashing keys, a secret of another length", bytes=len(secret), expected=SECRET_BYTES)
     low, high = np.empty(len(starts), np.int64), np.empty(len(starts), np.int64)

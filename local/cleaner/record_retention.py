@@ -1,4 +1,4 @@
-"""The decisions of pass two of the cleaner, for every batch and every record. Reads, writes nothing.
+"""The decisions of pass two of the cleaner, for every batch and every record. It only reads.
 
 The first condition that holds decides on a record of a data batch:
 
@@ -10,11 +10,11 @@ The first condition that holds decides on a record of a data batch:
 | it has a value | stays |
 | a tombstone in a batch that reaches to `tombstones_below` or above | stays: an older record may be remote (I5) |
 | a tombstone in a batch without delete horizon | stays, and the batch gets one: now + ``delete.retention.ms`` |
-| a tombstone, now below the horizon | stays |
+| a tombstone whose horizon has not passed | stays |
 | a tombstone otherwise | removed |
 
-The first pass without a readable older record on any tier thus sets the horizon. It is the base timestamp of the batch,
-marked by attribute bit 6; a later pass never changes it.
+The horizon is thus set by the first pass at which no tier has a readable older record. It is the base timestamp of the
+batch, marked by attribute bit 6; a later pass never changes it.
 
 A marker stays if the pass met data of its transaction. Otherwise it gets a horizon and is removed like a tombstone.
 
@@ -37,7 +37,7 @@ data below the first batch of the pass, and records of the same offsets that the
 | remote tier at the marker | aborted records there | marker of an abort |
 |---|---|---|
 | cleaned past the marker | none | removed as above |
-| not cleaned past it (`tombstones_below`) | possible | stays with its transaction index entry, met or not |
+| not cleaned past it (`tombstones_below`) | possible | stays with its transaction index entry, data met or not |
 
 Without the entry, a reader would take the aborted records for committed ones.
 
@@ -171,7 +171,7 @@ class Newest(Protocol):
 
 
 class RecordFilter:
-    """The decisions of one pass. Takes each segment once and in order: transactions may continue."""
+    """The decisions of one pass. Takes each segment once and in order: transactions may span segments."""
 
     def __init__(self, clean_context: CleanContext, newest: Newest, aborted: Sequence[AbortedTransaction]) -> None:
         self.invalid_records = 0
@@ -238,7 +238,7 @@ class RecordFilter:
         return packed(keep & ~(tombstones & due)), packed(tombstones)
 
     def _looked_up(self, segment: Segment, data: memoryview, *, is_clean: bool) -> Iterator[tuple[Flags, Flags, Flags]]:
-        """Yield (stays, is a tombstone, is a removable tombstone) in steps; only the last unless `is_clean`."""
+        """Yield (stays, is a tombstone, removable as a tombstone) in steps; unless `is_clean` only the last counts."""
         for columns in kernels.decode_in_steps(data, include_control=True):
             table, ordinals = columns.table, columns.batch_ordinals
             due = self._due(segment, columns)

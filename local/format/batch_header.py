@@ -156,7 +156,7 @@ def read_header(data: Buffer, at: int = 0) -> BatchHeader | None:
 
 
 def seal(header: BatchHeader, section: Buffer) -> bytes:
-    """Join header and section to one batch, and set its length and checksum."""
+    """The batch of header and section, with its length and checksum. Raises InvalidRequest above 2^31 bytes."""
     body = memoryview(section).cast("B")
     if len(body) > BATCH_BYTES_MAX - HEADER_BYTES:
         raise InvalidRequest("cannot seal a batch, it is larger than 2^31 bytes", bytes=len(body))
@@ -165,12 +165,12 @@ def seal(header: BatchHeader, section: Buffer) -> bytes:
     return b"".join((header._replace(crc=crc).pack(), body))
 
 
-# The header checks of a scan, equal to those of the compiled kernels. Apart from `local.kernels.pure_kernels`, so that
+# The header checks of a scan, equal to those of the compiled kernels. Not in `local.kernels.pure_kernels`, so that
 # the few batches at the end of a log are checked without numpy.
 
 
 class Walked(NamedTuple):
-    """At least one consecutive sound batch. `last_offset` is that of the first batch. Timestamp -1: none."""
+    """One or more consecutive sound batches. `last_offset` is that of the first batch. Timestamp -1: none."""
 
     last_offset: int
     next_offset: int
@@ -179,7 +179,7 @@ class Walked(NamedTuple):
 
 
 def walk(data: Buffer) -> Walked | None:
-    """Like `kernels.scan_batches` with CRCs, without numpy. None if no batch, or formats 0 and 1."""
+    """Like `kernels.scan_batches` with CRCs, without numpy. None without a sound batch, or with formats 0 and 1."""
     view = memoryview(data).cast("B")
     at, first, last_offset, latest = 0, -1, -1, -1
     while at < len(view) and size_problem(view, at) is None:

@@ -30,7 +30,7 @@ from local.format.compression import Codec
 from local.format.record import Header, StoredRecord, TimestampType, read_varint
 
 _RECORDS_AT_ONCE = 4096
-MESSAGE_FOUND = frozenset(f"magic {magic}" for magic in legacy.MAGICS)  # the kernels' `problem` at such a message
+MESSAGE_FOUND = frozenset(f"magic {magic}" for magic in legacy.MAGICS)  # the kernels' `problem` at a legacy message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -216,7 +216,7 @@ def empty_table_arrays(rows: int) -> dict[str, NDArray[np.generic]]:
 
 
 def empty_columns(rows: int) -> dict[str, NDArray[np.generic]]:
-    """Uninitialised arrays for `rows` records, in one slab: page faults of nine cost a third of the time."""
+    """Uninitialised arrays for `rows` records, in one slab: with nine arrays a third of the time is page faults."""
     widths = [np.dtype(dtype).itemsize for dtype in COLUMN_DTYPES.values()]
     slab = np.empty(rows * sum(widths), np.uint8)
     columns: dict[str, NDArray[np.generic]] = {}

@@ -76,7 +76,7 @@ def _library(data: Buffer, seed: int) -> int:
 
 @cache
 def _fastest() -> Callable[[Buffer, int], int]:
-    """The kernels' function if they are compiled and the processor has the CRC instruction."""
+    """The kernels' function if they are compiled and the processor has the CRC instruction, else the library's."""
     kernels = importlib.import_module("local.kernels")  # by name: kernels import the formats, which import this module
     if kernels.implementation() == "pure":
         return _library

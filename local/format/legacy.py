@@ -86,7 +86,7 @@ def crc_of(entry: memoryview) -> int:
 
 
 def inner_range(entry: memoryview, limit: int) -> tuple[int, int]:
-    """(first offset, number of records) of a whole message. Raises Corrupt, also above `limit` bytes."""
+    """(first offset, number of records) of a whole message. Raises Corrupt, also above `limit` decompressed bytes."""
     message = _read(entry, 0, is_inner=False)
     if not message.attributes & _CODEC_BITS:
         return message.offset, 1
@@ -146,7 +146,7 @@ def _messages(data: memoryview, magic: int, *, verify: bool) -> Iterator[Message
 
 
 def _read(data: memoryview, start: int, *, is_inner: bool) -> Message:
-    """The message at byte `start`, with the minimum length of its format checked before. Raises Corrupt."""
+    """The message at byte `start`; `data` must have the minimum bytes of its format from there. Raises Corrupt."""
     offset, length, _crc, magic, attributes = _HEAD.unpack_from(data, start)
     end = start + _LENGTH_OVERHEAD + length
     if length < _LENGTHS_MIN[magic] or end > len(data) or (end != len(data) and not is_inner):

@@ -78,7 +78,7 @@ def append_record(
     value: bytes | memoryview | None,
     headers: bytes | bytearray = b"\0",
 ) -> None:
-    """Append a record (`local.records.batch`); `headers` as in `header_bytes`. The time wraps at 64 bits."""
+    """Append a record (`local.records.batch`); `headers` as in `header_bytes`. The time delta wraps at 64 bits."""
     body = bytearray(b"\0")
     append_varint(body, wrapped(time_delta))
     append_varint(body, offset_delta)
@@ -90,7 +90,7 @@ def append_record(
 
 
 def wrapped(number: int) -> int:
-    """The number reduced to signed 64 bits, as Java and C add."""
+    """The number reduced to signed 64 bits, as in a Java sum."""
     return (number + 2**63) % 2**64 - 2**63
 
 

@@ -49,12 +49,12 @@ Entry = tuple[int, int]
 
 
 class SparseIndex:
-    """The format of one of the files. The offset of a raw entry is relative to the base, any other absolute."""
+    """The format of one of the files. A raw entry has a relative offset; all other offsets are absolute."""
 
     INTERVAL_BYTES = 4096  # Kafka's default of `index.interval.bytes`
 
     def __init__(self, name: str, layout: str, *, is_offset_first: bool, below_all: Entry, disorder: str) -> None:
-        """`below_all`: the raw entry below the first one; `disorder`: the text of a fault."""
+        """`below_all`: the raw result for a target below the first entry; `disorder`: the text of a fault."""
         self.ENTRY = struct.Struct(layout)
         self.ENTRY_BYTES = self.ENTRY.size
         self._name, self._disorder = name, disorder
@@ -109,7 +109,7 @@ class SparseIndex:
 
         The start is safe even if one entry is wrong:
 
-        1. A sound entry before the target is a safe start: no older batch reaches the target.
+        1. A sound entry before the target is a safe start: no earlier batch reaches the target.
         2. Of the last two entries before the target at most one is wrong, so the lower of both offsets is safe.
         3. With fewer than two such entries, or with two that contradict each other, the base offset is the start.
         """
@@ -221,7 +221,7 @@ def first_timestamp(read: Callable[[int, int], bytes]) -> int:
 
 
 def scan_times(read: Callable[[int, int], bytes], base_offset: int) -> tuple[int | None, int]:
-    """Scan headers for (largest timestamp, its first batch's last offset), else (None, `base_offset`)."""
+    """Scan headers for (largest timestamp, last offset of its first batch); without one (None, `base_offset`)."""
     latest, offset = -1, base_offset
     for _, _, table in slices_of(read):
         at = int(table.max_timestamps.argmax())

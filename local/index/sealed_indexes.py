@@ -258,7 +258,7 @@ class SealedIndexes:
         return False
 
     def _unjudged_position(self, offset: int) -> int:
-        """Return the position in the unchecked offset index, without waiting for a rebuild."""
+        """Return the position to scan from for `offset` by the unchecked index, without waiting for a rebuild."""
         width = offset_index.ENTRY_BYTES
         with self._opened(OFFSET_INDEX) as file:
             data = b"" if file is None else file.read(0, file.size() // width * width)

@@ -6,7 +6,7 @@
 | 2   | 8    | producerId           |                                                                            |
 | 10  | 8    | firstOffset          | of the transaction's first batch, perhaps in an earlier segment            |
 | 18  | 8    | lastOffset           | of its abort marker, inclusive; strictly increases, never below the base   |
-| 26  | 8    | lastStableOffset     | the LSO once the marker is in the log, its transaction decided             |
+| 26  | 8    | lastStableOffset     | the LSO once the marker is in the log: the transaction is decided          |
 
 Big-endian, 34 bytes an entry, no header, no checksum. The file is created with a segment's first aborted transaction. A
 tail shorter than an entry is a torn write and is ignored. Source: kafka `TransactionIndex`, `AbortedTxn`.
@@ -80,7 +80,7 @@ def encode(aborted: Iterable[AbortedTransaction]) -> bytes:
 
 
 def check(data: Buffer, base_offset: int, *, path: str) -> None:
-    """Raise Corrupt unless the last offsets rise from `base_offset` on, none below its first offset."""
+    """Raise Corrupt unless the last offsets rise from `base_offset` on, none below the first offset of its entry."""
     before = base_offset - 1
     for at, each in enumerate(entries(data, path=path)):
         if each.last_offset <= before or each.first_offset > each.last_offset:
@@ -134,7 +134,7 @@ class _Abort(NamedTuple):
 class SegmentTransactions:
     """The transactions of a segment, by producer. `aborts` has the keys (producer, offset of the marker).
 
-    `open_from` is the first record after the last marker, `next_offset` one past the last scanned batch.
+    `open_from` is the first record of an open transaction, `next_offset` one past the last scanned batch.
     """
 
     next_offset: int

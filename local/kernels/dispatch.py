@@ -178,7 +178,7 @@ def decode_in_steps(
 def gather(
     data: Buffer, starts: NDArray[np.int64], lengths: NDArray[np.int32]
 ) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """Join ranges of `data`: (n + 1 offsets, bytes), the two buffers of an Arrow binary array; -1 is empty.
+    """Join ranges of `data`: (n + 1 offsets, bytes), the two buffers of an Arrow binary array; a length of -1 is empty.
 
     Raises InvalidRequest for a range outside `data`, or for more than 2^31-1 bytes.
     """
@@ -210,7 +210,7 @@ def encode_columns(
 
 
 def hash_keys(data: Buffer, starts: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.uint32]:
-    """murmur2 of each range, as Kafka's default partitioner; null as empty. Raises InvalidRequest."""
+    """murmur2 of each range, as in Kafka's default partitioner; null hashes as empty. Raises InvalidRequest."""
     starts, lengths = np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(lengths, np.int32)
     return _chosen.hash_keys(_bytes_of(data), starts, lengths)
 
@@ -223,7 +223,7 @@ def filter_batches(
     actions: NDArray[np.uint8] | None = None,
     horizon_ms: int = 0,
 ) -> bytes:
-    """Filter records: `keep` has one flag per record of `decode_columns(include_control=True)`.
+    """The batches with the kept records: `keep` has one flag per record of `decode_columns(include_control=True)`.
 
     `actions` gives the action per batch (`pure_kernels.DROP` etc.; REBASE rebuilds and sets the delete horizon
     `horizon_ms`). Without `actions` it follows from the flags:

@@ -219,7 +219,7 @@ def gather(
 
 
 def encode_records(records: Sequence[tuple[object, ...]]) -> tuple[bytes, int, int]:
-    """The kernel of `dispatch.encode_records`. Raises InvalidRequest if the section is too large, too."""
+    """(section of the records, base timestamp, largest timestamp). Raises InvalidRequest, also above 2^31 bytes."""
     if not records:
         raise InvalidRequest("cannot encode a batch, it has no records")
     section = bytearray()

@@ -1,7 +1,7 @@
 """Kafka's text files: offset checkpoints, leader epochs, ``partition.metadata``, ``meta.properties``.
 
 A checkpoint has a line ``0`` (version), a line with the number of entries, then one entry a line; a missing or empty
-one has none. It is replaced whole. A damaged one is Corrupt. Source: kafka `CheckpointFile`, `PartitionMetadataFile`.
+file has none. It is replaced whole. Damage raises Corrupt. Source: kafka `CheckpointFile`, `PartitionMetadataFile`.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def read_meta_properties(storage: Storage, root: str) -> MetaProperties | None:
 
 
 def ensure_meta_properties(storage: Storage, root: str, like: MetaProperties | None = None) -> MetaProperties:
-    """Return the ids in ``meta.properties``; on first use write them: of `like`, or new with node id "1"."""
+    """Return the ids in ``meta.properties``. A new file gets cluster and node id of `like`, else a new one and "1"."""
     found = read_meta_properties(storage, root)
     if found is not None:
         return found

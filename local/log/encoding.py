@@ -4,7 +4,7 @@
 |---|---|
 | a batch, as it is stored, fits in `max_message_bytes` and in a segment | InvalidRequest |
 | a compacted topic's records have keys, unless `drops_keyless` | InvalidRequest, the records' indexes in `records` |
-| CreateTime: now - before <= time <= now + after, each record; -1 is "no time" and free | the same |
+| CreateTime: now - before <= time <= now + after, each record; -1 is "no time" and always allowed | the same |
 | LogAppendTime is assigned by the log: a batch with this type is refused | InvalidRequest |
 | format 2, dense offsets, no control batch, a producer with epoch and sequence | InvalidRequest |
 | checksum, structure, number of records | Corrupt |
@@ -108,7 +108,7 @@ class _Append:
 
 
 def validate_batch(batch: bytes, settings: LogSettings, *, partition: TopicPartition, now_ms: int) -> bytearray:
-    """Return a checked copy of a ready-made batch, without its offsets. Raises as the module's tables say."""
+    """Return a checked copy of a ready-made batch, its offsets not yet assigned. Raises as the module's tables say."""
     append, header = _Append(settings, partition, now_ms), check_batch(batch)
     _check_form(header, len(batch), partition)
     append.check_size(len(batch))
@@ -161,7 +161,7 @@ def encode_batches(
     now_ms: int,
     producer: Producer | None = None,
 ) -> list[bytearray]:
-    """Return the records as batches at offset 0, one with a `producer`. Raises as the module's table says."""
+    """Return the records as batches at offset 0, with a `producer` as one batch. Raises as the module's table says."""
     append = _Append(settings, partition, now_ms)
     if not records:
         raise InvalidRequest("cannot append, there are no records", partition=partition)
@@ -193,7 +193,7 @@ def _may_be_out_of_time(append: _Append, batches: Iterable[bytearray]) -> bool:
 
 
 def _encode_within_limit(append: _Append, records: Sequence[Record]) -> Iterator[bytes]:
-    """Yield one batch, or the batches of both halves if it is above the limit (atypical sample)."""
+    """Yield one batch, or those of both halves if it is above the limit: the sample was not typical."""
     batch = _encode(append, records, None)
     if len(batch) <= append.limit or len(records) == 1:
         yield batch

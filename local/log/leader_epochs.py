@@ -1,4 +1,4 @@
-"""The leader epochs of a log with their start offsets, which decide between two histories.
+"""The leader epochs of a log with their start offsets: they tell two histories apart.
 
 Stored in ``leader-epoch-checkpoint``. Source: kafka `LeaderEpochFileCache`.
 """

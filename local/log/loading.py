@@ -4,7 +4,7 @@
 |---|---|---|
 | below the recovery point, or after a clean shutdown | its bytes are durable | indexes as in the next table |
 | reaching beyond the recovery point | up to it | every CRC checked; a torn or wrong tail beyond it is cut |
-| reaching past the base of an empty last one | up to it | the same |
+| reaching past the base of an empty last segment | up to the recovery point | the same |
 
 Opening reads only the directory listing for most segments. The indexes of trusted segments:
 
@@ -13,7 +13,7 @@ Opening reads only the directory listing for most segments. The indexes of trust
 | the last one, for appends | at once, whole | rebuilt at once |
 | an older one | at once: both files exist and hold whole entries | rebuilt at once |
 | | their contents at first use (`local.index.sealed_indexes`) | rebuilt then |
-| any with a ``.txnindex`` | that at once, whole | rebuilt at once |
+| any with a ``.txnindex`` | this file at once, whole | rebuilt at once |
 
 - Trusted bytes are never cut. Damage in them is Corrupt, naming file and byte, and the files stay for repair.
 - Beyond the recovery point the first bad batch ends the log, and later segments are removed. No record after a hole was

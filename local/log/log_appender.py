@@ -10,8 +10,8 @@
 
 | condition | detail |
 |---|---|
-| size | its bytes > `segment_bytes` - the batch's bytes |
-| time | waited > `segment_ms` - jitter, both strict; see below |
+| size | the segment's bytes > `segment_bytes` - the batch's bytes |
+| time | waited > `segment_ms` - jitter; see below |
 | offset index | floor(`segment_index_bytes` / 8) entries are there |
 | time index | floor(`segment_index_bytes` / 12) - 1 entries are there; the last slot is for the final entry |
 | range | last offset of the batch - base offset > 2^31 - 1 |
@@ -56,7 +56,7 @@ class Durability(Enum):
 
 
 class AppendResult(NamedTuple):
-    """The appended offsets ``[base_offset, next_offset)``; of the first append with `is_duplicate`."""
+    """The appended offsets ``[base_offset, next_offset)``; with `is_duplicate` those of the first append."""
 
     base_offset: int
     next_offset: int
@@ -64,10 +64,10 @@ class AppendResult(NamedTuple):
 
 
 class Rolling:
-    """The conditions, with the jitter of the last checked segment. The log's lock guards it."""
+    """The conditions for a roll, and the jitter drawn for the segment checked last. The log's lock guards it."""
 
     def __init__(self, draw: Draw = random.randrange) -> None:
-        """Take `draw(n)`, an even choice from [0, n)."""
+        """`draw(n)` returns an evenly distributed number from [0, n)."""
         self._draw = draw
         self._jittered: tuple[int, int, int] | None = None
 
@@ -149,9 +149,9 @@ class LogAppender:
         return result
 
     def append_batch(self, batch: bytes, *, now_ms: int, durability: Durability = Durability.MEMORY) -> AppendResult:
-        """Append one ready-made v2 batch after a whole check; a repeated one of a producer returns its offsets.
+        """Append one ready-made v2 batch after a full check; a repeated one of a producer returns its offsets.
 
-        Under LogAppendTime it gets its times. Raises as `local.log.encoding` and `local.log.producer_state`.
+        Under LogAppendTime the log sets its times. Raises as `local.log.encoding` and `local.log.producer_state`.
         """
         from local.log.encoding import validate_batch
 
@@ -200,7 +200,7 @@ class LogAppender:
         self._state.commit.wait_for(written)
 
     def flush_if_due(self, now_ms: int) -> bool:
-        """Flush if the oldest unsynced record has waited for `flush_ms` (Kafka: since the last flush)."""
+        """Flush if the oldest unsynced record is `flush_ms` old (Kafka: the last flush); return whether it was due."""
         since, limit = self._state.unflushed_since_ms, self._state.settings.flush_ms
         if limit is None or since is None or 0 <= now_ms - since < limit:  # a clock that was set back delays nothing
             return False

@@ -70,7 +70,7 @@ class LogView:
 
     @property
     def first_known_offset(self) -> int:
-        """The start of the leader epochs: the lower of log start and first base; the last offset of an empty log."""
+        """The start of the leader epochs: the lowest of log start, first base and last offset."""
         return max(0, min(self.log_start_offset, self.bases[0], self.next_offset - 1))
 
     def infos(
@@ -124,7 +124,7 @@ class LogView:
     def aborted_transactions(
         self, from_offset: int, upper_offset: int, open_before: Mapping[int, int] | None = None
     ) -> list[AbortedTransaction]:
-        """Return the aborted transactions that concern ``[from_offset, upper_offset)``. Markers may be above it.
+        """Return the aborted transactions that concern ``[from_offset, upper_offset)``. Their markers may be above.
 
         `open_before` maps producer to first offset, for transactions open at the base of the segment that holds
         `from_offset`. Every index is compared with its segment. The search continues until each transaction with
@@ -211,7 +211,7 @@ def first_at_or_after(segment: Segment, timestamp_ms: int, start: int) -> FoundO
 
 
 def _report_skipped(segment: Segment, timestamp_ms: int, claimed: int) -> None:
-    """Rebuild the indexes: a late batch is below `claimed`."""
+    """Rebuild the indexes: a batch below `claimed` reaches `timestamp_ms`."""
     problem = f"a time index entry skips records: timestamp_ms={timestamp_ms} offset={claimed}"
     with suppress(Corrupt):
         segment.rebuild_indexes(problem, lambda: segment.time_start(timestamp_ms).claimed_offset == claimed)
@@ -377,7 +377,7 @@ class LogReader:
     def columns(self, start: int, *, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> Iterator[Columns]:
         """Yield the records from `start` to the current end, decoded and checked, in steps of bounded memory.
 
-        Without markers and, under READ_COMMITTED, aborted records. Raises as `batches`, and Corrupt.
+        Leaves out markers and, under READ_COMMITTED, aborted records. Raises as `batches`, and Corrupt.
         """
         from local.records.batch_runs import decode_up_to_damage
 

@@ -14,7 +14,7 @@ Kafka's does: if the last remaining batch ends below it, an empty segment is cre
 | 4 | its indexes and its transaction index cut to match, synced | as after 3 |
 | 5 | if the last batch ends below the offset: a segment created there, an empty one removed | as after 3 or 4 |
 | 6 | producer snapshots above the new end removed, durably | as after 3: start-up removes them too |
-| 7 | the epochs that began there removed from their checkpoint | the truncated log |
+| 7 | the epochs that began at or above the offset removed from their checkpoint | the truncated log |
 
 - Step 1 is first because start-up trusts all bytes below the recovery point. With a recovery point above the cut, new
   records that a power cut has torn would count as damage of durable bytes.

@@ -85,7 +85,7 @@ NEXT: dict[tuple[State, Event], State] = {
 
 
 def after(now: Cleaning, event: Event) -> Cleaning:
-    """Return the next state. Raises InvalidRequest for a blank in the table."""
+    """Return the next state. Raises InvalidRequest for a blank in the table of `CleaningGate`."""
     target = NEXT.get((now.state, event))
     if target is None:
         raise InvalidRequest(
@@ -107,9 +107,9 @@ class CleaningGate:
     | aborted | | paused(1) | | |
     | paused(n) | | | paused(n + 1) | paused(n - 1), or none |
 
-    A blank is a mistake of the caller and raises InvalidRequest. A log never has two passes. A change of something that
-    the cleaner relies on **pauses** the log first: a truncation, a move to another disk, another cleanup policy, a
-    deletion.
+    A blank is a mistake of the caller and raises InvalidRequest. A log never has two passes at once. A change of
+    something that the cleaner relies on **pauses** the log first: a truncation, a move to another disk, another cleanup
+    policy, a deletion.
 
     1. The pause turns a pass under way into *aborted*.
     2. The cleaner checks for this between two steps and ends the pass.
@@ -248,7 +248,7 @@ class LogState:
     """The state of one log. `lock` guards every change; readers take the immutable `view` without it.
 
     - `storage` and `directory`: a move changes both.
-    - `producer_state`: the state after the last batch. In a read-only open they are read at the first use (`source`).
+    - `producer_state`: the state after the last batch. A read-only open reads it at the first use (`source`).
     - `cleaner_reach`: below it the cleaner may have removed records for newer ones.
     - `written_bytes`: the position for the group commit, counted from the open. `cuts`: how often the log end fell.
     - `write_checkpoints` is called after the offsets trusted at start-up were lowered.

@@ -1,6 +1,6 @@
 """The producers of a log on disk: ``.snapshot`` files, and the batches after them.
 
-The batches are authoritative. A snapshot at an offset holds the state of all batches below it and saves the read. A
+The batches are authoritative. A snapshot at an offset holds the state of all batches below it and saves reading them. A
 missing or damaged one is computed from an older one and the batches, so a roll writes it without fsync. Before
 retention deletes batches, the snapshot after them is made durable: it is then the only source. A truncation deletes the
 snapshots above the new end, durably, before the next append. Start-up keeps the snapshots at segment bases, and the
@@ -80,7 +80,7 @@ class ProducerFiles:
             bisect.insort(known, offset)
 
     def write_snapshot(self, offset: int, bases: Sequence[int]) -> None:
-        """Make a sound snapshot of `offset` durable before the batches below it are deleted. Damage: a warning."""
+        """Make a sound snapshot of `offset` durable before the batches below it are deleted. Damage is only logged."""
         try:
             producers = self.state_at(offset, bases)
         except Corrupt as error:
@@ -117,7 +117,7 @@ class ProducerFiles:
         return producers if known_to == offset else ProducerState()
 
     def keep(self, bases: Iterable[int], next_offset: int) -> None:
-        """Delete the snapshots above `next_offset`, and all at no base but the newest above all bases."""
+        """Delete snapshots above `next_offset` or at no base; the newest stays if it is between last base and end."""
         known = set(bases)
         strays = [offset for offset in self.offsets() if offset not in known and offset <= next_offset]
         newest = strays[-1] if strays and strays[-1] > max(known, default=-1) else None

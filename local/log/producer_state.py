@@ -73,7 +73,7 @@ class ProducerEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Producer:
-    """The producer of a repeatable append, its first sequence. Raises InvalidRequest outside a field."""
+    """The producer of an idempotent append, its first sequence. Raises InvalidRequest if a number does not fit."""
 
     producer_id: int
     producer_epoch: int
@@ -179,7 +179,7 @@ class ProducerState:
             )
 
     def update(self, header: BatchHeader, base_offset: int, marker: Marker | None = None) -> AbortedTransaction | None:
-        """Add a batch of the log; return the transaction that it aborts. `marker`: that of a control batch."""
+        """Add a batch of the log; return the transaction that it aborts, if any. `marker`: that of a control batch."""
         if header.is_control:
             return None if marker is None else self._end_transaction(header, base_offset, marker)
         known = self._known.get(header.producer_id)
@@ -197,7 +197,7 @@ class ProducerState:
         return None
 
     def replay(self, data: memoryview, table: BatchTable, from_offset: int = 0) -> list[AbortedTransaction]:
-        """Do `update` for each batch of `data` from `from_offset` on; `table` is its scan. Raises Corrupt."""
+        """Do `update` for the batches of `table` from `from_offset` on; return what they abort. Raises Corrupt."""
         import numpy as np
 
         aborted = []
@@ -210,7 +210,7 @@ class ProducerState:
         return aborted
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
-        """Remove idle producers without open transaction, `expiration_ms` after their last batch."""
+        """Remove producers without open transaction `expiration_ms` after their last batch; return their number."""
         old = [
             producer
             for producer, known in self._known.items()

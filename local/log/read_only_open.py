@@ -1,8 +1,8 @@
 """A read-only open of a partition directory that another process may write. Changes nothing.
 
 It reads the listing and the end of the last segment, and never imports `local.log.loading`: ``tiered status`` opens
-every log of a node. A listing is not atomic, so the names are listed twice; the open is repeated after each of
-PAUSES_S.
+every log of a node. A listing is not atomic, so the names are listed twice. If they changed, or if a swap is under way,
+the open is repeated after each of PAUSES_S.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ _PIECE_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredSegment:
-    """Whether the tail was removed, and the leader epochs with their starts."""
+    """The end of the segment, whether its tail was cut, and its leader epochs with their start offsets."""
 
     next_offset: int
     is_cut: bool
@@ -289,7 +289,7 @@ def entries_again(segment: Segment, bases: Sequence[int]) -> list[AbortedTransac
 # | its last batch reaches into the next segment | Corrupt: both stay unchanged |
 #
 # A clean start reads no batch of a trusted segment between the first and the last one. Such a segment may begin below
-# its name. `verify` warns of it, and a recovery renames it.
+# its name. `local.verify` warns of it, and a recovery renames it.
 #
 # Order of effects of a split, and the result of `finish_swaps` after a crash:
 #

@@ -179,7 +179,7 @@ class LogDirectory:
         return None
 
     def write(self, file: str) -> None:
-        """Write one of the checkpoints but the log starts: reaches before a cleaning's first swap, offsets after it."""
+        """Write a checkpoint except the log starts: reaches before the first swap of a pass, offsets after the last."""
         with self._files:
             offsets = self._offsets(file, _OFFSETS[file])
             if offsets or file != names.CLEANER_REACHES or self.storage.exists(join(self.root, file)):
@@ -236,7 +236,7 @@ class LogDirectory:
         self._unlock()
 
     def _open_logs(self) -> list[tuple[TopicPartition, Log]]:
-        """A copy, because logs are opened while checkpoints are written."""
+        """A copy of `logs`, because logs are opened while checkpoints are written."""
         return list(self.logs.items())
 
     def _start_of(self, log: Log) -> int:

@@ -69,9 +69,9 @@ class LogDirectories:
     def __init__(
         self, storage: Storage, roots: Sequence[str], *, read_only: bool = False, cordoned: Collection[str] = ()
     ) -> None:
-        """Lock and load every directory. Raises Conflict, InvalidRequest, Corrupt for all together.
+        """Lock and load every directory. Raises Conflict, InvalidRequest, Corrupt if any directory has the error.
 
-        The error of one directory is raised only if no directory is left.
+        Any other error takes its directory offline, and is raised only if no directory is left.
         """
         assert roots, "at least one directory"
         self.roots = tuple(roots)
@@ -287,7 +287,7 @@ class LogDirectories:
             self._incomplete_moves.remove(each)
 
     def has_no_files(self, partition: TopicPartition, topic_id: str) -> bool:
-        """Whether no directory holds files of the topic's partition, not even to delete; False once closed."""
+        """Whether no directory has files of a topic's partition, even to delete; False if one is offline or closed."""
         waiting = any(each.topic_id == topic_id for each in self._doomed)
         return not (self._is_closed or self._offline or waiting or self.topic_id(partition) == topic_id)
 
@@ -317,7 +317,7 @@ class LogDirectories:
         return next((error for error in self._for_each(LogDirectory.try_checkpoints) if error is not None), None)
 
     def close(self, unrecovered: Collection[TopicPartition] = ()) -> None:
-        """Close each directory; raise the first error after all. An `unrecovered` partition: no clean marker."""
+        """Close each directory; raise the first error after all. One with an `unrecovered` partition gets no marker."""
         self._is_closed = True
         held = {root for name in unrecovered for root in self._where.get(name, ())}
         try:

@@ -125,9 +125,9 @@ def encode_marker(
 
 
 def read_marker(data: Buffer, at: int = 0) -> Marker | None:
-    """Read the transaction marker from the control batch at byte `at`; None for an empty or another one.
+    """Read the transaction marker from the control batch at byte `at`; None for an empty batch or another type.
 
-    Longer keys and values are legal: later versions append fields. Raises Corrupt for no control record.
+    Longer keys and values are legal: later versions append fields. Raises Corrupt for a shorter key or value.
     """
     header = read_header(data, at)
     if header is None or header.record_count == 0:

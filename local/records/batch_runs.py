@@ -48,7 +48,7 @@ DISORDER = "offset goes back"
 
 
 class BatchRuns:
-    """Iterate once. Afterwards `position` is the end and `problem` its cause (`BatchTable`)."""
+    """The runs of a ``.log``; iterate once. Afterwards `position` is the end and `problem` its cause (`BatchTable`)."""
 
     def __init__(self, read: RangedRead, size_bytes: int, *, start: int = 0, chunk_bytes: int = CHUNK_BYTES) -> None:
         """`start` is the position of a batch. Raises nothing: faults are in the runs and in `problem`."""

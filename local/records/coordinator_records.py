@@ -69,7 +69,7 @@ def decode_transaction_record(key: bytes | None, value: bytes | None) -> tuple[F
 
 
 class FieldReader:
-    """The bytes of one message of Kafka in order. `is_flexible` selects the encoding of lengths. Raises Corrupt."""
+    """Reads the fields of a Kafka message in order. `is_flexible` selects the encoding of lengths. Raises Corrupt."""
 
     def __init__(self, data: bytes, attempt: str, *, is_flexible: bool = False, errors: str = "replace") -> None:
         """`attempt` begins each error. `errors` is that of `bytes.decode`, for texts."""

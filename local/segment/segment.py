@@ -8,7 +8,7 @@ Order of effects of an append: log bytes, index entries, sizes in memory. A cras
 Recovery finds and removes entries past the log's durable batches. If the disk has no room for the log bytes or an
 entry, the files are cut back to a `Mark`, which needs no room.
 
-All access to a segment's files happens under its two locks.
+Two locks keep `close` and `retire` out while a reader opens a file and during a sync.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ class Segment:
     def entry_before(self, offset: int) -> tuple[int, int]:
         """Return (last offset, position) of the index entry from which to scan for `offset`.
 
-        A batch starts at the position, at or before the batch of `offset`, and one from there on ends with the last
+        A batch starts at the position, at or before the batch of `offset`, and a batch from there on ends with the last
         offset. At position 0 the last offset carries no information. Raises NotFound once retired.
         """
         with self._entries(OFFSET_INDEX) as (count, entry):

@@ -61,7 +61,7 @@ def no_run() -> BatchRun:
 
 
 class ReadLimits(NamedTuple):
-    """The limits of one read. `min_one`: the first batch has any size. `upper_offset` bounds base offsets."""
+    """The limits of one read. `min_one`: the first batch may have any size. `upper_offset` bounds base offsets."""
 
     bytes_max: int
     min_one: bool = True
@@ -183,7 +183,7 @@ def batch_slices(segment: Segment, slice_bytes: int = SLICE_BYTES) -> Iterator[t
 
 
 def slice_bounds(segment: Segment, slice_bytes: int = SLICE_BYTES) -> list[tuple[int, int]]:
-    """Return the (start, end) positions of `batch_slices`, checked index entries. Raises Corrupt."""
+    """Return the (start, end) positions of `batch_slices`, cut at checked index entries. Raises Corrupt."""
     cuts = _cuts(segment, slice_bytes)
     for wrong in cuts:
         if _contradiction(segment, wrong, *_scanned(segment, wrong[1], HEADER_BYTES)) is not None:

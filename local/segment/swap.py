@@ -1,4 +1,4 @@
-"""Replace neighbouring closed segments by one new segment; a crash leaves all the old or the new one.
+"""Replace neighbouring closed segments by one new segment; a crash leaves all old segments or the new one.
 
 | step | effect | after a crash here, start-up finds and makes of it |
 |---|---|---|

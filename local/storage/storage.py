@@ -2,7 +2,7 @@
 
 The order of these calls is the crash safety of the log. Guarantees of every implementation:
 
-- Bytes from `append` and `replace_file` are durable only after `sync` of the file. A created, renamed or unlinked name
+- The effect of `append` and `truncate` is durable only after `sync` of the file. A created, renamed or unlinked name
   is durable only after `sync_directory` of its directory.
 - A failed `sync` is never retried: the file's state is unknown, because the kernel may have dropped the pages.
 - All errors are `NotFound`, `AccessDenied`, `Conflict` (the lock is held) or `DiskFailed`, each with the path.
@@ -87,7 +87,7 @@ class Storage(Protocol):
         """Read from `start`, fewer bytes at the end; `length` None reads to the end. Raises NotFound."""
 
     def map(self, path: str) -> memoryview:
-        """Map all of a file, read-only, to release before the file shrinks. Raises NotFound, DiskFailed."""
+        """Map all of a file, read-only; release the map before the file shrinks. Raises NotFound, DiskFailed."""
 
     def exists(self, path: str) -> bool: ...
 
@@ -119,7 +119,7 @@ class Storage(Protocol):
         """Like `make_directory` for each path, but each parent is synced once, after all its children exist."""
 
     def rename(self, source: str, target: str) -> None:
-        """Atomic; replaces an existing target."""
+        """Rename a file atomically; replaces an existing target."""
 
     def unlink(self, path: str) -> None:
         """Delete a file. No error if it does not exist."""
@@ -130,7 +130,7 @@ class Storage(Protocol):
     def sync_directory(self, path: str) -> None: ...
 
     def lock(self, path: str) -> StorageFile:
-        """Hold `path` until the file is closed. Raises Conflict if another process holds it."""
+        """Lock `path` until the returned file is closed. Raises Conflict if another process holds it."""
 
 
 def replace_file(storage: Storage, path: str, body: Body, *, syncs_name: bool = True) -> None:
@@ -481,8 +481,8 @@ class WatchedStorage:
     """A storage of one of several log directories that takes itself offline when its disk fails.
 
     The first `DiskFailed` with a cause in the disk itself is passed to `on_failure`, once, from any thread. From then
-    on every call raises it. A full disk, or a lack of descriptors or memory, is no such failure. Source: kafka
-    `LogDirFailureChannel` (any IOException).
+    on every call raises DiskFailed with that cause. A full disk, or a lack of descriptors or memory, is no such
+    failure. Source: kafka `LogDirFailureChannel` (any IOException).
     """
 
     def __init__(self, inner: Storage, root: str, on_failure: OnFailure) -> None:

@@ -68,7 +68,7 @@ _OF_A_LOG_DIR = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
-    """`deep` decodes every record. `known_names` are legal. `interval_bytes` is for topics without interval."""
+    """`deep` decodes every record. `known_names` are legal. `interval_bytes` is for topics not in `topic_intervals`."""
 
     deep: bool = False
     interval_bytes: int = INTERVAL_BYTES
@@ -82,7 +82,7 @@ class VerifyOptions:
 
 
 class Vouched(NamedTuple):
-    """None: a checkpoint does not name the partition."""
+    """The checkpointed offsets of a partition; None if the checkpoint does not name it."""
 
     recovery_point: int | None = None
     log_start_offset: int | None = None
@@ -206,7 +206,7 @@ class _Check:
         return has_mark or not self.storage.exists(join(root, names.META_PROPERTIES))
 
     def _vouched(self, root: str) -> tuple[dict[TopicPartition, Vouched], list[Finding]]:
-        """The checkpoints are read before the logs, because the logs only grow."""
+        """The checkpointed offsets, and findings. Read before the logs, because the logs only grow."""
         found: list[Finding] = []
         read: list[dict[TopicPartition, int]] = []
         for path in (join(root, name) for name in _CHECKPOINTS):

@@ -109,7 +109,7 @@ def finding(
     topics: tuple[str, ...] = (),
     **facts: object,
 ) -> Finding:
-    """Return a finding. Facts that no text names follow it as ``name=value``. `what` replaces the text."""
+    """Return a finding. Facts that its texts do not name are appended as ``name=value``. `what` replaces the text."""
     known = CODES[code]
     return Finding(
         code=code,

@@ -1,7 +1,7 @@
 """Check one segment completely: its log, its indexes, and the epochs and producers of its batches.
 
 The checks are read-only, and safe during writes: indexes are read before the log, and the log grows first. Memory: one
-chunk of the log, about seventy bytes per batch.
+chunk of the log, and about seventy bytes per batch.
 
 | file | an entry is right if |
 |---|---|
@@ -503,7 +503,7 @@ def _compare(
     *,
     is_cleaned: bool,
 ) -> Iterator[Finding]:
-    """Compare a snapshot with the replayed state; in a cleaned log only whether it lacks a batch."""
+    """Compare a snapshot with the replayed state; in a cleaned log only whether the snapshot lacks a batch."""
     path = join(directory, segment_file(offset, names.PRODUCER_SNAPSHOT))
     replayed = {each.producer_id: each for each in state.entries()}
     for entry in entries:
