@@ -42,7 +42,7 @@ from tiered.node.topic_registry import Topic, TopicRegistry
 from tiered.partition.partition_opening import wants_tier
 from tiered.stores.object_encoding import encoding_of
 
-# `ERROR` is refused when the node opens; `WARNING` is valid but harmful.
+# Severities: a setting with an `ERROR` is refused when the node opens; one with a `WARNING` is valid but harmful.
 
 _HEADER = re.compile(r"\s*(\[[^\[].*?\])\s*(?:#.*)?")
 _KEY = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'[^']*'|[A-Za-z0-9_.-]+)\s*=""")

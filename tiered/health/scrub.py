@@ -61,7 +61,7 @@ class SegmentJob:
 
     @property
     def identity(self) -> str:
-        """Key of this partition's entry: a fork and its source share objects, but not entries."""
+        """The key of a result, by partition and entry: a fork and its source share objects, but not entries."""
         checksum = crc32c(msgspec.json.encode(self.entry))
         return f"{self.name} of {self.prefix} {self.entry.base_offset} {checksum:08x}"
 

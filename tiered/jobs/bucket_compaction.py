@@ -407,7 +407,7 @@ def _entries(entries: Sequence[SegmentEntry], start: int, end: int, young_ms: in
 
 
 def _row_before(index: MetadataIndex, entry: SegmentEntry) -> SegmentEntry | None:
-    """Return the entry with the nearest end at or below `entry`'s base offset, dead or not."""
+    """Return the entry with the nearest end at or below `entry`'s base offset, dead or not; None without one."""
     parts = [part for part in index.manifest.parts if part.base_offset < entry.base_offset]
     if not parts:
         return None

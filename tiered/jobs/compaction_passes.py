@@ -397,7 +397,7 @@ class Combiner:
         self._count = 0
 
     def add(self, run: KeyRun) -> Iterator[KeyRun]:
-        """Add records; yield nothing, or all held records if combining does not halve them."""
+        """Add records; if full, remove superseded ones, and yield the rest if it takes more than half of the room."""
         self._held.append(run)
         self._count += len(run.offsets)
         if self._count > self._records_max:

@@ -101,7 +101,7 @@ class AdoptedPartition:
     `lag_bytes` are closed and not in the bucket yet. `at_risk_bytes` are only on the broker's disk, including the
     active segment. The broker deleted the ranges in `lost` before they were copied. `lag_since_ms` is the last write to
     the oldest waiting segment. `ahead` counts the bucket's offsets at or above the broker's high watermark, after an
-    unclean election or while its disk catches up. None: the end of the bucket is not known.
+    unclean election or while its disk catches up. A figure is None if the bucket's end is not known.
     """
 
     partition: TopicPartition
@@ -238,7 +238,7 @@ class Adopter:
         self._effective_of = effective
         self._is_checked = False
         self._retention = retention
-        self._is_deletion: dict[tuple[TopicPartition, int], bool] = {}  # by log start: does DeleteRecords explain it
+        self._is_deletion: dict[tuple[TopicPartition, int], bool] = {}  # by log start: whether DeleteRecords raised it
         self._logs: dict[tuple[TopicPartition, str], MetadataLog] = {}
         self._writer = signed_for(f"{ADOPT}{socket.gethostname()} {os.getpid()}", storage, root)
 

@@ -407,7 +407,7 @@ def _pin_of(given: Mapping[str, object]) -> Pin:
 
 
 def pinned_log(store: ObjectStore, prefix: str, *, sequence: int, commit_id: str, holder: str) -> MetadataLog:
-    """The metadata log of a pinned manifest. A read is one GET; NotFound if the manifest was deleted after its pin."""
+    """The metadata log of a pinned manifest. A read is one GET; NotFound if pin and manifest are deleted."""
     return MetadataLog(store, prefix, source=_PinnedManifest(store, prefix, sequence, commit_id, holder))
 
 
