@@ -37,7 +37,7 @@ class SegmentInfo:
 class LogDirFacts:
     """Facts about one log directory. `partition_count` includes the moves into it.
 
-    None means unknown space of the file system. A cordoned directory gets no new partitions (KIP-1066).
+    None: the space of the file system is unknown. A cordoned directory gets no new partitions (KIP-1066).
     """
 
     path: str

@@ -48,7 +48,7 @@ from local.segment.segment import Segment
 from local.segment.segment_reading import slice_bounds
 
 SEGMENTS_MAX = 1000  # of one pass: each may hold a map, and a descriptor before Python 3.13
-_SPARE = 32  # an uncompressed log copies only keys with an overlong length varint: 1/32 of the buffer
+_SPARE = 32  # 1/32 of the buffer is for copies: of an uncompressed log only keys with an overlong length varint
 _DIGEST_BYTES = 12  # for keys of at least this length; a shorter key is stored itself, and its length distinguishes it
 _CELL_BYTES = _DIGEST_BYTES + 1  # with the length before it
 Flags = NDArray[np.bool_]

@@ -315,7 +315,7 @@ def _bytes_of(data: Buffer) -> memoryview:
 
 
 def _scanned(view: memoryview, *, verify: bool) -> BatchTable:
-    """Scan the structure of all whole batches. The loop that reads the bytes checks the CRCs."""
+    """The table of all whole batches; the loop that reads the records checks the CRCs. Raises Corrupt."""
     table = _with_legacy(view, _chosen.scan_batches(view, verify=False), False, verify)
     if table.is_corrupt:
         at = table.valid_bytes

@@ -75,7 +75,7 @@ class LeaderEpochs:
 
 
 def joined_ranges(ranges: Iterable[EpochRange]) -> list[EpochRange]:
-    """Merge adjacent ranges of one epoch, dropping empty ranges. `ranges` ascend."""
+    """Merge adjacent ranges of one epoch, without empty ranges. `ranges` must ascend."""
     found: list[EpochRange] = []
     for each in ranges:
         last = found[-1] if found else None

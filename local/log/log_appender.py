@@ -216,7 +216,7 @@ class LogAppender:
                 self._expire_producers_at_ms = now_ms + EXPIRATION_INTERVAL_MS
 
     def begin_epoch(self, epoch: int) -> None:
-        """Use `epoch` for batches from now on. Its start is written down with the first of them."""
+        """Use `epoch` for batches from now on. Its start offset is saved with the first of these batches."""
         with self._state.lock:
             self._state.leader_epoch = max(epoch, self._state.leader_epoch)
 

@@ -107,7 +107,7 @@ class LogRemoval:
             return len(dropped)
 
     def remove_deleted(self, now_ms: int) -> int:
-        """Delete the ``.deleted`` files that are due; return their number. A mark in the future counts from now."""
+        """Delete the ``.deleted`` files that are due; return their number. A rename in the future counts from now."""
         with self._state.lock:
             self._deleted = [each._replace(since_ms=min(each.since_ms, now_ms)) for each in self._deleted]
             due = [each for each in self._deleted if now_ms - each.since_ms >= each.delay_ms]

@@ -34,7 +34,7 @@ class Found(NamedTuple):
 
 
 class ReadOnlySource:
-    """The directory of a read-only log. Unless `is_tiered`, the log starts at the first base at least."""
+    """The directory of a read-only log. Unless `is_tiered`, the log start is at least the first base."""
 
     def __init__(self, storage: Storage, directory: str, log_start_offset: int, *, is_tiered: bool) -> None:
         self.has_read_producers = False

@@ -151,7 +151,7 @@ class LogDirectory:
         return self.open_log(partition, settings, now_ms=now_ms, is_tiered=is_tiered, is_new=True)
 
     def forget(self, partition: TopicPartition) -> None:
-        """Drop the checkpoints of a moved or deleted partition: they do not apply to a later one."""
+        """Remove the checkpoints of a moved or deleted partition: they do not apply to a later one."""
         self.logs.pop(partition, None)
         for known in (*self._known.values(), self._raised):
             known.pop(partition, None)
@@ -242,7 +242,7 @@ class LogDirectory:
     def _start_of(self, log: Log) -> int:
         """The log start to write: the larger of the log's own and the noted raise.
 
-        A noted raise above the log end is dropped: the log was truncated, and the next open would delete new records.
+        A noted raise above the log end is void: the log was truncated, and the next open would delete new records.
         """
         if self._raised.get(log.partition, 0) > log.next_offset:
             self._raised.pop(log.partition, None)  # `forget` may have removed it in another thread

@@ -12,7 +12,7 @@
 
 | a crash after | found at the start | effect |
 |---|---|---|
-| 1, 2, 3 | the log in `S`, a ``-future`` | delete the ``-future``; the next write drops stale checkpoint lines in `T` |
+| 1, 2, 3 | the log in `S`, a ``-future`` | delete the ``-future``; the next write omits stale checkpoint lines in `T` |
 | 4 | no log, a ``-delete`` and a ``-future`` with the same `h` | finish the switch: step 5 |
 | 5 | the log in `T`, a ``-delete`` | delete the ``-delete`` |
 | part of 6 | the log in `T`, part of a ``-delete`` | delete the rest |
@@ -110,7 +110,7 @@ def move_log(
 
 
 def rename_deleted(directory: LogDirectory, partition: TopicPartition) -> str:
-    """Release a log, rename its directory to ``-delete``, durably; drop its checkpoints. Return the new path."""
+    """Release a log, rename its directory to ``-delete``, durably; remove its checkpoints. Return the new path."""
     log = directory.logs.get(partition)
     if log is not None:
         log.release()

@@ -31,7 +31,7 @@ RangedRead = Callable[[int, int], bytes | bytearray | memoryview]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """Adjacent batches at `position`. With `damage` it is one batch; `table` counts from the start of `data`."""
+    """Adjacent batches at `position`. With `damage` the run is one batch; `table` counts from the start of `data`."""
 
     position: int
     data: memoryview

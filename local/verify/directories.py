@@ -2,7 +2,7 @@
 
 | file | compared with |
 |---|---|
-| ``.log`` | its checksums and structure, its name, the next segment's; with `deep` every record to the last byte |
+| ``.log`` | its checksums, structure and name, the next segment's name; with `deep` every record to the last byte |
 | ``.index``, ``.timeindex`` | the batches (`local.verify.segment_checks`) |
 | ``.txnindex``, ``.snapshot`` | the result of a replay of all batches |
 | ``leader-epoch-checkpoint`` | the epochs in the batches |
