@@ -101,7 +101,7 @@ def _cut_runs(name: TopicPartition, cleaner: CleanerFacts, runs: Sequence[Cleani
 
 
 def _too_slow(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> Iterator[Advice]:
-    """Find threads that clean nearly all the time. More threads do not help a single busy log."""
+    """Yield advice if threads clean nearly all the time. More threads do not help a single busy log."""
     done = [run for run in runs if run.error is None]
     span_ms = _span_ms(done)
     busy = sum(run.seconds for run in done) * 1000 / (span_ms * cleaner.threads) if span_ms else 0.0
@@ -164,7 +164,7 @@ def _never_rolls(facts: LogFacts) -> str | None:
 
 
 def _idle_passes(lag_ms: int | None, runs: Sequence[CleaningRun]) -> str | None:
-    """Find forced passes that gained almost nothing and delay other logs."""
+    """Return advice if forced passes, which delay other logs, gained almost nothing; else None."""
     if lag_ms is None or len(runs) < RUNS_MIN:
         return None
     if any(run.delay_ms == 0 or run.size_reduction >= GAIN_MIN for run in runs):

@@ -470,7 +470,7 @@ class _Partition:
         return True
 
     def _copy(self) -> bool:
-        """Copy the due segments; of a compacted topic all cleaned ones in one commit, if the oldest is due."""
+        """Copy due segments; return if any. A compacted topic: all cleaned ones at once if the oldest is due."""
         schedule, bucket, before, uncommitted = self._schedule, self._bucket, self._copied, 0
         is_compacted = self._rules.cleanup_compact
         upper = self._cleaned if is_compacted else self._closed

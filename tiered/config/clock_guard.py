@@ -131,7 +131,7 @@ class ClockGuard:
         return ClockSuspicion(since_ms=wall_ms - (self._counted() - self._jump.seen_ms), seen_ms=wall_ms)
 
     def _doubted_before_ms(self, wall_ms: int) -> int:
-        """How long the last process had doubted this clock, returned once; 0 for another clock."""
+        """How long the last process had doubted this clock; 0 for another clock, or in a second call."""
         before, self._earlier_suspicion = self._earlier_suspicion, None
         if before is None or not 0 <= wall_ms - before.seen_ms <= LONG_STOP_MS:
             return 0

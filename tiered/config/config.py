@@ -78,7 +78,7 @@ class Config:
         *,
         local_dir: str | None = None,
     ) -> Config:
-        """Read `path` (None: built-in defaults alone) and layer environment and overrides over it.
+        """Return the settings of `path` (None: built-in defaults alone) under environment and overrides.
 
         Raises NotFound for a missing file, InvalidRequest for unknown or malformed settings and for secrets.
         """
@@ -131,7 +131,7 @@ class Config:
 
     @property
     def dir_free_share_min(self) -> float:
-        """Below this free share of its file system, 0..1, a directory takes no new partition."""
+        """The free share of a file system, 0..1, below which its directory takes no new partition."""
         return float(self.topic_properties("")["log.dir.free.share.min"])
 
     @property

@@ -35,7 +35,7 @@ def parse_ms(text: str) -> int | None:
 
 
 def parse_duration(text: str) -> int | None:
-    """As `parse_ms`, for an option: a number above 0 needs its unit."""
+    """As `parse_ms`, for an option: None also for a number above 0 without a unit."""
     value = parse_ms(text)
     return None if value is not None and value > 0 and _is_integer(text.strip()) else value
 

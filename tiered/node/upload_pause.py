@@ -184,7 +184,7 @@ def _pause_of(file: _File | None, topic: Topic) -> Pause | None:
 def _replace(
     places: Places, topics: Sequence[Topic] | None, change: Callable[[_File | None, Sequence[Topic] | None], _File]
 ) -> dict[str, Pause]:
-    """Replace the pauses under the lock in every directory that accepts them. Raises the last error if none did."""
+    """Replace the pauses, under the lock; return them. Raises the last error if no directory accepted them."""
     lock = _lock(places)
     try:
         copies = _read(places)

@@ -6,8 +6,7 @@ no file can cause the loss of a record.
 
 The fingerprint of a partition covers everything that a decision depends on: the topic's rules, log start offset, closed
 local segments, segment entries and pages, pending deletes, views. New records do not change it, and neither does a
-takeover without other changes. Only partitions with decisions matter. `tiered.plans.planning` has the rest of the
-basis.
+takeover without other changes. Only partitions with decisions matter. `tiered.plans.planning` has the other facts.
 
 | kind, version | content | written |
 |---|---|---|

@@ -26,7 +26,7 @@ class ServiceManager:
 
     @classmethod
     def of(cls, environ: Mapping[str, str], *, pid: int | None = None) -> ServiceManager:
-        """Read the environment. A watchdog of another process (``WATCHDOG_PID``) is ignored."""
+        """The environment's service manager. A watchdog of another process (``WATCHDOG_PID``) is ignored."""
         address = environ.get("NOTIFY_SOCKET") or None
         if address is not None and address[:1] not in ("/", "@"):
             address = None

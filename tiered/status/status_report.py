@@ -495,7 +495,7 @@ def deferral_rows(deferrals: Mapping[TopicPartition, Sequence[Deferral]]) -> lis
 def causes(
     deferrals: Mapping[TopicPartition, Sequence[Deferral]], *, without: Iterable[Code] = ()
 ) -> list[DeferralCause]:
-    """Group the deferrals of all partitions by action and reason."""
+    """Return the deferrals of all partitions, grouped by action and reason, except codes in `without`."""
     left_out = frozenset(without)
     found: dict[tuple[str, Code, str], list[tuple[str, Deferral]]] = {}
     for name, some in sorted(deferrals.items()):

@@ -55,6 +55,7 @@ class RequestHistory:
         return max(self.since_ms, start_ms)
 
     def recent(self, directory: str, now_ms: int) -> tuple[RequestCounts, int]:
+        """Return (counts of a topic directory since `rate_since_ms`, the ms that they cover)."""
         since_ms = self.rate_since_ms(now_ms)
         counts = (
             each.get(directory, RequestCounts()) for name, each in self.months.items() if name >= month_of(since_ms)
