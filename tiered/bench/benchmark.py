@@ -44,7 +44,7 @@ PREFIX = "tiered-bench-"
 SIZE_BYTES_LEAST, SIZE_BYTES_MOST = 1 << 20, 1 << 40
 _DELETE_PAGE = 1000
 WRITERS = 8
-KEYS_SHARE = 10  # records of a key, before compaction
+KEYS_SHARE = 10  # records for each key, before compaction
 BATCH_BYTES = 16 << 10  # Kafka's batch.size
 FSYNC_BYTES = 4096
 READ_BYTES = 1 << 20
@@ -118,7 +118,7 @@ class BenchOptions:
         return made
 
     def check(self) -> None:
-        """Raises InvalidRequest for a size that is too small to measure or fills the disk."""
+        """Check the size. Raises InvalidRequest below 1 MiB, which is too little to measure, and above 1 TiB."""
         if not SIZE_BYTES_LEAST <= self.size_bytes <= SIZE_BYTES_MOST:
             reason = "cannot run the benchmark, the size is out of range"
             raise InvalidRequest(reason, size_bytes=self.size_bytes, expected="1MiB to 1TiB")

@@ -96,7 +96,7 @@ class BucketCommand:
     def proceeds(
         self, planned: PricedWork, doing: str, done: str, summary: str, *, yes: bool, nothing: str | None = None
     ) -> bool:
-        """Print the plan of a dry run or of no work and return False; else ask, unless `yes`."""
+        """Print the plan of a dry run or of no work and return False; else ask, unless `yes`, and return True."""
         if planned.dry_run or nothing is not None:
             self.print(planned)
             self.session.say(nothing or f"${format_dollars(planned.dollars)}; nothing changed")
@@ -107,7 +107,7 @@ class BucketCommand:
     def carry_out(
         self, work: Job[U, R, Outcome], size_bytes: int, *, done: str, description: str, job_id: str | None = None
     ) -> list[Outcome]:
-        """Run a job by the executor, with the progress of its bytes; `done` is the verb of the progress."""
+        """Run a job by the executor and return its outcomes; `done` is the verb of the progress of its bytes."""
         from tiered.jobs.runner import run_job
 
         with (
@@ -142,7 +142,7 @@ class JobCommand(BucketCommand):
     def opened(
         self, *, rate: str | None = None, copies: bool = False, writes_segments: bool = False
     ) -> Iterator[Bucket]:
-        """Raises UsageError for a rate with Spark, which decides how many tasks run."""
+        """Open the bucket. Raises UsageError for a rate with Spark, which decides how many tasks run."""
         if self.is_on_spark and rate is not None:
             raise click.UsageError(
                 "--rate limits one process; with Spark use fewer cores: --spark 'local[2]', --conf spark.cores.max=4"
@@ -264,7 +264,7 @@ class Bucket:
     copies: LocalCopies | None = None
 
     def settings_of(self, topic: str, own: Mapping[str, str], **more: str) -> dict[str, str]:
-        """Return a topic's settings; flags `more` win over `own`. Raises InvalidRequest for a key not in the ring."""
+        """Return a topic's settings; `more` wins over `own`. Raises InvalidRequest for a key not in the ring."""
         from tiered.stores.object_encoding import encoding_of
 
         found = {**self.settings.of(topic, own), **more}

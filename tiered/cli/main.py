@@ -237,7 +237,7 @@ def _flushed(code: int) -> int:
 
 
 def _lose_stdout(error: OSError) -> Exit:
-    """Discard unwritable output, or the interpreter reports it at exit."""
+    """Discard unwritable output, which the interpreter would report at exit; return the exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return Exit.DONE

@@ -106,7 +106,7 @@ class ConsumedRecord(PartitionRow, rename="camel"):
 
 
 def line_reader(separator: str | None, is_empty_null: bool, clock: Callable[[], int]) -> ReadLine:
-    """Read lines as records, stamped by `clock`; a key precedes the first separator, if one is given."""
+    """Return a reader of lines as records, stamped by `clock`; a key precedes the first separator, if one is given."""
     mark = os.fsencode(separator) if separator is not None else None
 
     def read(line: bytes, number: int) -> Record:
@@ -122,7 +122,7 @@ def line_reader(separator: str | None, is_empty_null: bool, clock: Callable[[], 
 
 
 def jsonl_reader(clock: Callable[[], int], partition: int | None = None) -> ReadLine:
-    """Read JSON objects as records; null or missing is null, a missing timestamp is the clock's.
+    """Return a reader of JSON objects as records; null or missing is null, a missing timestamp is the clock's.
 
     The location fields of `ConsumedRecord` and ``tiered dump`` are ignored, except a partition that contradicts
     `partition`. Any other field is an error: a misspelt ``value`` would create a tombstone.

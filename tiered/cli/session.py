@@ -288,7 +288,7 @@ def complete_topics(ctx: click.Context, parameter: click.Parameter, incomplete: 
 
 
 def confirm(question: str, *, yes: bool, without: str) -> None:
-    """Ask at a terminal. Elsewhere, and without `yes`, raise a UsageError with the text `without`."""
+    """Ask at a terminal, unless `yes`. Elsewhere raise a UsageError with the text `without`."""
     if yes:
         return
     import sys

@@ -422,7 +422,7 @@ def read_topic(spark: SparkSession, url: str, options: Mapping[str, object], top
 
 
 def sums(frame: DataFrame) -> dict[int, Sums]:
-    """By partition, computed in Spark."""
+    """The sums of each partition, computed in Spark."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that every Spark program uses
 
     distance = F.get_json_object(F.col("value").cast("string"), "$.distance").cast("long")

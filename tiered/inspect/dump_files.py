@@ -110,7 +110,7 @@ class ChunkEntry(_Entry, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Rows of one kind: structs, or stored fields of a manifest. `facts` of the file have no rows."""
+    """Rows of one kind: structs, or stored fields of a manifest. `facts` concern the whole file."""
 
     name: str
     rows: Sequence[msgspec.Struct | dict[str, object]]
@@ -124,7 +124,7 @@ class Section:
 
 
 def sections_of(source: FileSource, keys: Callable[[], KeyRing] = lambda: NO_KEYS) -> list[Section]:
-    """The content of a file but a segment; `keys` open a manifest. Raises Corrupt, InvalidRequest, AccessDenied."""
+    """The rows of a file that is no segment; `keys` open a manifest. Raises Corrupt, InvalidRequest, AccessDenied."""
     kind, path, base = source.kind, source.place, source.base_offset
     data = source.read_all() if kind is not None else b""
     if kind in WITH_BASE:
@@ -199,7 +199,7 @@ def _transactions(data: bytes, path: str) -> Section:
 
 
 def _producers(data: bytes, path: str) -> Section:
-    """`firstSequence` is computed back from the last one. A marker alone has no fields of a batch."""
+    """Decode a producer snapshot; `firstSequence` is computed from the last one. A marker alone has no batch fields."""
     rows = []
     for each in decode_snapshot(data, path=path):
         first = sequence_before(each.last_sequence, each.offset_delta) if each.last_sequence >= 0 else -1
@@ -295,7 +295,7 @@ def _pairs(data: bytes, path: str, *, separator: str) -> Section:
 
 
 def _clean_shutdown(data: bytes, path: str) -> Section:
-    """Decode the marker: JSON since Kafka 3.7, empty before."""
+    """Decode the clean-shutdown marker: JSON since Kafka 3.7, empty before."""
     try:
         body = msgspec.json.decode(data, type=dict[str, object]) if data else {}
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -225,7 +225,7 @@ def _control(key: bytes | None, value: bytes | None) -> ControlRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Offsets in ``[from_offset, to_offset)``, timestamps in ``[since_ms, until_ms)``, bytes of the key."""
+    """Offsets in ``[from_offset, to_offset)``, timestamps in ``[since_ms, until_ms)``, and the key or its prefix."""
 
     from_offset: int | None = None
     to_offset: int | None = None
@@ -269,7 +269,7 @@ class Decoders:
 
 
 class _Step(NamedTuple):
-    """`rows` of a run to show, their matching records, and the number for each row (None: not decoded, or damaged)."""
+    """`rows` of a run to show, their matching records, and the record count of each (None: not decoded or damaged)."""
 
     run: Run
     rows: list[int]

@@ -42,7 +42,7 @@ class HexField:
 
 
 def batch_fields(batch: memoryview, position: int, *, with_records: bool = True) -> Iterator[HexField]:
-    """Yield the fields of one whole batch, of any format; a field ``damaged`` has the rest before Corrupt."""
+    """Yield the fields of one whole batch, of any format. Before Corrupt, a field ``damaged`` has the rest."""
     cursor = _Cursor(batch, position)
     if batch[legacy.MAGIC_AT] != MAGIC:
         yield from _to_its_end(cursor, _message(cursor, batch))
@@ -94,7 +94,7 @@ class _Cursor:
 
 
 def _to_its_end(cursor: _Cursor, fields: Iterator[HexField]) -> Iterator[HexField]:
-    """Yield the fields, then the remaining bytes, also after damage, as one field. Raises Corrupt if any are."""
+    """Yield the fields, then the remaining bytes as one field. Raises Corrupt for damage and for remaining bytes."""
     try:
         yield from fields
         if cursor.remaining:

@@ -60,7 +60,7 @@ def describe_log_dirs(
 def plan_move(
     config: Config, partition: TopicPartition, target: str
 ) -> tuple[ReplicaStatus, LogDirStatus, LogDirStatus]:
-    """The replica that `Maintenance.move` would move, its directory, the target. Raises the reason against it."""
+    """The replica that `Maintenance.move` would move, its directory, the target. Raises why it cannot move."""
     dirs = describe_log_dirs(config, [partition.topic])
     found = next(
         ((each, one) for each in dirs for one in each.replicas if one.partition == partition and not one.is_future),
@@ -90,7 +90,7 @@ def _describe(storage: Storage, facts: LogDirFacts, error: LogError | None, topi
     try:
         found = [each for each in _replicas(storage, facts.path) if not topics or each.partition.topic in topics]
     except NotFound:
-        found = []  # nothing was ever written there
+        found = []  # the directory does not exist yet
     except LogError as failed:
         return LogDirStatus(facts=facts, error=failed)
     return LogDirStatus(facts=facts, replicas=tuple(sorted(found, key=lambda each: (each.partition, each.is_future))))

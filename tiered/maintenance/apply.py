@@ -9,7 +9,7 @@ Any prefix of a plan is safe: after a failure the next maintenance does the rest
 * log start: commit it in the manifest (tiered) → write the checkpoint → publish it to readers.
 * expire: one commit that removes entries and unlinks their objects; no byte is deleted.
 * disable the tier: `tiered.partition.partition`.
-* copies, replacements and views check the pause of uploads (`tiered.node.upload_pause`), and wait while it lasts.
+* copies, replacements and views are skipped while uploads are paused (`tiered.node.upload_pause`).
 * segments copied by this maintenance or task that may now be dropped are dropped.
 * delete: look for pins → prove that this process is still the writer → delete the objects → commit the deletion
   (`remote.gc.delayed_delete`).
@@ -90,7 +90,7 @@ def apply_partition(
     progress: Progress = lambda decision: None,
     drops_copied: bool = False,
 ) -> Applied:
-    """Apply one partition's decisions in order; with `drops_copied` also drop what the copies made droppable.
+    """Apply one partition's decisions in order and return the effects. `drops_copied` also drops copied segments.
 
     Raises InvalidRequest, before any effect, for an unsound plan. Raises the errors of the disk and the store; earlier
     effects remain and are safe. Waits for a running task.

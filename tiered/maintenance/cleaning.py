@@ -98,7 +98,7 @@ class Cleaning:
         return sorted((run for history in histories for run in history.runs), key=lambda run: run.at_ms)
 
     def load(self, directory: LogDirectory) -> None:
-        """Load a directory's history. A log that was uncleanable at its end stays so. Never raises for damage."""
+        """Load a directory's history. A log whose last pass failed is uncleanable. Never raises for damage."""
         try:
             history = CleaningHistory(directory.storage, directory.root)
         except LogError as error:
@@ -115,7 +115,7 @@ class Cleaning:
         return frozenset(name for name, each in self.uncleanable.items() if now_ms < each.retry_ms)
 
     def take_turns(self, plan: Plan, take_snapshots: Callable[[], Iterable[PartitionSnapshot]]) -> Plan:
-        """The plan with the cleanings of one round; a log that waits has a higher priority in the next one."""
+        """The plan with only the cleanings of one run; a log that waits has a higher priority in the next one."""
         from policies.compaction import by_priority, log_to_clean
         from policies.decisions import CleanLog
 
@@ -133,7 +133,7 @@ class Cleaning:
             name: [one for one in decided if name in rank or not isinstance(one, CleanLog)]
             for name, decided in plan.decisions.items()
         }
-        ordered = sorted(decisions, key=lambda name: rank.get(name, -1))  # stable: the others first, in their order
+        ordered = sorted(decisions, key=lambda name: rank.get(name, -1))  # stable: partitions without a cleaning first
         return replace(plan, decisions={name: decisions[name] for name in ordered if decisions[name]})
 
     def clean(
@@ -145,7 +145,7 @@ class Cleaning:
         now_ms: int,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> CleaningFigures | None:
-        """Run one pass; None if there was nothing to clean or it was cancelled. The caller holds the lock.
+        """Run one pass; its figures, or None if nothing was to clean or it was cancelled. The caller holds the lock.
 
         Order of effects: the end of the pass (`local.cleaner.cleaner`) → the cleaner's swaps → the checkpoint → the
         history. Raises the error that made the log uncleanable.
@@ -174,7 +174,7 @@ class Cleaning:
         return result
 
     def _checkpoint(self, directory: LogDirectory) -> None:
-        """On a full disk a later checkpoint covers this one; after a crash the pass is repeated."""
+        """Write the cleaner checkpoint. On a full disk a later one replaces it; after a crash the pass is repeated."""
         try:
             directory.write(CLEANER_OFFSETS)
         except DiskFailed as error:
@@ -223,7 +223,7 @@ class Cleaning:
         return Uncleanable(reason=reason, since_ms=at_ms, retry_ms=at_ms + self.settings.retry_ms)
 
     def _note(self, directory: LogDirectory, run: CleaningRun) -> None:
-        """Add a run to the history. A disk that refuses it has not harmed the log: only a log line follows."""
+        """Add a run to the history. A failed write is only logged, because it does not harm the partition."""
         with self._lock:
             history = self._histories.get(directory.root)
         try:

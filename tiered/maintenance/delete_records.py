@@ -60,7 +60,7 @@ def delete_records(
     now_ms: int,
     maintenance_lock: AbstractContextManager[object],
 ) -> dict[TopicPartition, DeletedRecords]:
-    """Raise the log start of each partition to its offset; all checks come before any effect.
+    """Raise the log start of each partition to its offset, after all checks. Returns the old and new log starts.
 
     Waits for the store without a lock; `maintenance_lock` is held for the rest. Raises as `plan_deletion`, and if this
     manager may not write to a partition. The facts of an error of the disk or the store name the deletions so far.

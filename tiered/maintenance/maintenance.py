@@ -3,7 +3,7 @@
 | | waiting run | non-waiting run |
 |---|---|---|
 | for | `tiered run --once`, cron, tests: all is done on return | the daemon |
-| disks: flush, forget, expire, checkpoint | first | first |
+| disks: flush, expire producers, delete removed files; checkpoints | first; last | first; last |
 | rolls, cleanings, drops, topics on one tier | in the plan's order | the same, separate from the rest |
 | store requests | in the plan's order, in the caller's thread | in tasks (`maintenance.remote_tasks`) |
 
@@ -87,7 +87,7 @@ class Maintenance:
         drops_copied: bool = False,
         rules: Mapping[TopicPartition, PartitionRules] | None = None,
     ) -> dict[TopicPartition, Applied]:
-        """Apply a plan; a partition whose rules now differ from `rules` expires and deletes nothing."""
+        """Apply a plan and return the effects. Partitions whose rules differ from `rules` neither expire nor delete."""
         done: dict[TopicPartition, Applied] = {}
         self._opener.pauses.refresh()
         while True:
@@ -154,7 +154,7 @@ class Maintenance:
     def delete_records(
         self, offsets: Mapping[TopicPartition, int], *, now_ms: int
     ) -> dict[TopicPartition, DeletedRecords]:
-        """Delete the records below each offset (-1: all) by `tiered.maintenance.delete_records`, as it raises."""
+        """As `tiered.maintenance.delete_records`: delete the records below each offset (-1: all)."""
         partitions = {self._table.find(name): offset for name, offset in offsets.items()}
         return delete_records(partitions, self._directories, now_ms=now_ms, maintenance_lock=self._lock)
 
@@ -164,7 +164,7 @@ class Maintenance:
         """Move a partition to another log directory during writes and reads; maintenance waits.
 
         Its old files are deleted ``file.delete.delay.ms`` later. Raises InvalidRequest, NotFound, and DiskFailed (no
-        room, a failing disk): then it is in its old place, or the next start finishes the move.
+        room, a failing disk): then the partition is in its old place, or the next start ends the move.
         """
         # A pass over this log is cancelled first, because the maintenance run around it is waited for next.
         with self._table.find(partition).log.cleaning.paused(), self._lock:
@@ -179,7 +179,7 @@ class Maintenance:
             self._directories.remove_deleted(now_ms)
 
     def drop_early(self, plan: Plan) -> dict[TopicPartition, Applied]:
-        """Apply a plan of drops to the segments still present, in parallel to tasks. Never waits."""
+        """Apply a plan of drops to the segments still present and return the effects. Never waits for tasks."""
         with self._lock:
             done = {
                 name: self._on_disk(name, partial(_still_there, drops), plan.now_ms)
@@ -200,7 +200,7 @@ class Maintenance:
         self._directories.remove_deleted(now_ms)
 
     def _note_fenced(self) -> None:
-        """Stop partitions with a new writer that a reader saw first: this process is no longer their writer."""
+        """Stop the partitions for which a reader of this process saw the manifest of a newer writer."""
         for held in self._table.all():
             try:
                 held.check_not_fenced()
@@ -234,7 +234,7 @@ class Maintenance:
             wanted = due_tasks(snapshot, planned, is_waiting=is_waiting)
             if snapshot.is_tiered and (is_waiting or (held.is_writer and (wanted.copies or wanted.rest))):
                 due.append((name, wanted))
-            elif not planned:  # a log to be cleaned may only copy afterwards
+            elif not planned:  # a copy may become due only after a planned cleaning
                 self.tasks.has_nothing_due(name)
             mine = on_disk(planned) if snapshot.is_tiered else planned
             if mine and (held.is_writer or not snapshot.is_tiered):

@@ -72,7 +72,7 @@ from tiered.topics.topic_admin import TopicDeletion
 _log = logging.getLogger(__name__)
 
 ON_DISK = (RollActive, CleanLog, DropLocal)
-# Long unlinked: no other decision of a plan has to come first.
+# Their objects were unlinked by earlier commits: no other decision of a plan has to come before them.
 _ON_UNLINKED = (DeletePending, DeletePage, CollectManifests)
 _Key = TopicPartition | None  # None: the remains of deleted topics
 K = TypeVar("K", bound=Hashable)
@@ -126,7 +126,7 @@ class RemoteTasks:
         return name in self._failed
 
     def has_nothing_due(self, name: TopicPartition) -> None:
-        """Clear the problem of the last task once no task is due."""
+        """Clear the problem of the partition's last task; called when no task is due."""
         if name in self._failed:
             self._forget(name)
 
@@ -221,14 +221,14 @@ class RemoteTasks:
         if turn.leaves_uploads:
             self._wants_copier.add(held.name)  # a copier reports its own problem
         elif turn.decisions or not any(isinstance(each, CleanLog) for each in planned):
-            # Also if nothing was left to do: the cause has passed. A log to be cleaned copies later.
+            # Also if no decision was left: the cause has passed. After a planned cleaning the copy is tried again.
             self._forget(held.name)
         return turn.has_more and bool(applied.done)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnPlan:
-    """The decisions of one turn. `has_more`: copies are left. `leaves_uploads`: all are a copier's."""
+    """The decisions of one turn. `has_more`: copies are left. `leaves_uploads`: a copier has to do the uploads."""
 
     decisions: tuple[Decision, ...]
     has_more: bool = False
@@ -302,7 +302,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Load: keys waiting and running; seconds that the oldest of each has waited or run."""
+    """Keys waiting and running, and the seconds that the oldest of each has waited or run."""
 
     threads: int
     queued: int
@@ -350,7 +350,7 @@ class TaskPool(Generic[K]):
         self._changed = threading.Condition()
         self._states: dict[K, State] = {}
         self._turns: dict[K, float] = {}  # start of the turn of each running key
-        self._queue: deque[tuple[K, float]] = deque()  # and start of its wait
+        self._queue: deque[tuple[K, float]] = deque()  # each key and the start of its wait
         self._running = 0
         self.is_stopping = False
 

@@ -15,7 +15,7 @@ Until their commit, uploads are notes in memory: a stopped or failed run continu
 |---|---|---|
 | some uploads | objects that no manifest names | this process continues with them; after a restart they are orphans |
 | that, and their segment was cleaned again | the same | the next commit unlinks them |
-| that, and their offsets were deleted | the same | the same; or their own commit does |
+| that, and their offsets were deleted | the same | the next commit or their own unlinks them |
 | that, and another machine took over | the same | Fenced; orphans, of an epoch that can never name them |
 | the commit, its answer lost | the new manifest | the same entries committed again change nothing |
 | the commit of a replacement | unlinked objects of old entries | readers of an older manifest have the grace period |
@@ -143,14 +143,14 @@ def copy_in_groups(state: Application, run: Sequence[CopySegment]) -> None:
                 _commit_group(context, full, state)
     except LogError as error:
         if not isinstance(error, Conflict):
-            with suppress(Unavailable):  # then they stay notes
+            with suppress(Unavailable):  # then the uploads stay in the ledger
                 _commit_group(context, group, state)
         raise
     _commit_group(context, group, state)
 
 
 def copy_in_one_commit(state: Application, run: Sequence[CopySegment]) -> list[CopySegment]:
-    """Upload and commit all of `run` in one commit; none if the state changed, or at `stops_uploads`."""
+    """Upload and commit all of `run` in one commit; `run`, or empty if the state changed or at `stops_uploads`."""
     context = _commit_context(state)
     infos = _whole(context, run)
     if not infos:
@@ -186,7 +186,7 @@ def replace_remote(state: Application, decision: ReplaceRemote) -> bool:
 def advance_entries(state: Application, run: Sequence[AdvanceCleanedOffset]) -> list[AdvanceCleanedOffset]:
     """Record as clean, in one commit, the entries with as many records as their local segments.
 
-    Cleaning only removes records, so equal counts mean equal records. The other segments are noted as shrunk.
+    Returns their decisions. Equal counts mean equal records: cleaning only removes. Others are noted as shrunk.
     """
     context = _commit_context(state)
     entries = {entry.ulid: entry for entry in context.manifest.segments}
@@ -240,7 +240,7 @@ def _commit_group(context: _CommitContext, group: _Group, state: Application) ->
 
 
 def _discard(context: _CommitContext, entries: Sequence[SegmentEntry]) -> None:
-    """Delete the uploads of a deleted topic, unless a commit of them was sent, which may have happened."""
+    """Delete the uploads of a deleted topic, except uploads whose commit was sent: it may have succeeded."""
     uploads = context.partition.uploads.items().values()
     tried = {each.entry.ulid for each in uploads if each.may_be_committed}
     keys = keys_of(entry for entry in entries if entry.ulid not in tried)
@@ -257,7 +257,7 @@ def _whole(context: _CommitContext, run: Sequence[CopySegment]) -> list[SegmentI
 
 
 def _is_still_due(context: _CommitContext, decision: ReplaceRemote | AdvanceCleanedOffset) -> bool:
-    """Whether the policy would decide it now, for entries in the manifest itself; entries in pages stay."""
+    """Whether the policy would still decide this. False if the manifest itself lacks one of the entries."""
     known = {entry.ulid for entry in context.manifest.segments}
     due = [one for one in replacements(context.snapshot) if isinstance(one, type(decision))]
     return known.issuperset(decision.ulids) and any(

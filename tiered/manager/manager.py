@@ -143,7 +143,7 @@ class LogManager(Readable):
         self.partitions.flush()
 
     def snapshots(self, now_ms: int, topics: Iterable[str] | None = None) -> list[PartitionSnapshot]:
-        """Both tiers of every partition (or of some topics') now. Problems of others are in `problems`."""
+        """Both tiers of every partition (or of some topics') now, without unreadable ones (see `problems`)."""
         return self._snapshots(self.partitions.all(topics), now_ms)
 
     def plan(self, now_ms: int, topics: Iterable[str] | None = None) -> Plan:
@@ -159,9 +159,9 @@ class LogManager(Readable):
         progress: ApplyProgress = lambda partition, decision: None,
         should_stop: ShouldStop = lambda: False,
     ) -> dict[TopicPartition, Applied]:
-        """Apply a plan. A partition's error ends its part of the plan and is recorded in `problems`.
+        """Apply a plan and return the effects. A partition's error ends its part and is recorded in `problems`.
 
-        `should_stop` is called before each decision and during a cleaning, like `progress` from every cleaner thread.
+        `should_stop` is called before each decision and during cleanings; cleaner threads call it and `progress` too.
         After the store did not answer for one partition, the other tiered ones are left for the next maintenance.
         """
         return self.maintenance.apply(plan, progress=progress, should_stop=should_stop)

@@ -39,12 +39,12 @@ _ATTEMPT = "cannot wait for the remote tier"
 
 Waiting = Callable[[Sequence[TopicPartition], LogError | None], None]  # open partitions, error of the last attempt
 MARKS_FILE = "append-remote.json"
-MARKS_MAX = 100  # older marks are removed: their inputs were never repeated
+MARKS_MAX = 100  # the oldest marks above this number are removed: their inputs were not repeated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteAcks:
-    """By partition, every record below `held_upto` is in the bucket. `tries` is 1 if no attempt failed."""
+    """Every record below a partition's `held_upto` is in the bucket. `tries` is 1 if no attempt failed."""
 
     held_upto: Mapping[TopicPartition, int]
     tries: int
@@ -196,7 +196,7 @@ class AppendMarks:
         self._storage, self._path = storage, path
 
     def find(self, key: str) -> list[Share] | None:
-        """The shares of this input that may not be in the bucket; None without one. Raises InvalidRequest."""
+        """The shares of this input that may not be in the bucket; None without a mark. Raises InvalidRequest."""
         return self._read().get(key)
 
     def note(self, key: str, shares: list[Share]) -> None:

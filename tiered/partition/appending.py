@@ -148,7 +148,7 @@ def murmur2(key: bytes) -> int:
 
 
 def append_shares(shares: Encoded, now_ms: int, durability: Durability) -> dict[TopicPartition, AppendResult]:
-    """Append each partition's batches, durable on return if `durability` asks for it.
+    """Append each partition's batches, durable on return if `durability` asks for it. Returns the results.
 
     Raises the first failure. Its fact `appended` names the shares in their logs, with the durability asked for.
     """

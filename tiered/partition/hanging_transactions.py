@@ -18,7 +18,7 @@ def open_transactions(held: Partition) -> list[ProducerEntry]:
 
 
 def find_open(held: Partition, producer_id: int) -> ProducerEntry:
-    """This producer, with its open transaction. Raises NotFound, naming the producers that have one."""
+    """The entry of this producer. Raises NotFound without an open transaction, naming the producers with one."""
     known = open_transactions(held)
     found = next((each for each in known if each.producer_id == producer_id), None)
     if found is None:
@@ -31,8 +31,8 @@ def find_open(held: Partition, producer_id: int) -> ProducerEntry:
 def end_transaction(held: Partition, producer_id: int, *, commit: bool, now_ms: int) -> ProducerEntry:
     """Append the marker that ends this producer's open transaction, durable on return.
 
-    Returns the producer as it was before. Raises NotFound, also if the transaction ended concurrently, and the errors
-    of `Partition.check_appendable`.
+    Returns the producer's entry before the marker. Raises NotFound, also if the transaction ended concurrently, and
+    the errors of `Partition.check_appendable`.
     """
     held.check_appendable()
     found = find_open(held, producer_id)

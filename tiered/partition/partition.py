@@ -74,7 +74,7 @@ class SkewedDeleteTimer:
     def judged(
         self, manifest: Manifest, now_ms: int
     ) -> tuple[tuple[PendingDelete, ...], tuple[PendingPageDelete, ...]]:
-        """The unlinked objects and pages of the manifest; future stamps become the time first seen here."""
+        """The unlinked objects and pages of the manifest; a stamp too far ahead becomes the time first seen here."""
         latest_ms = now_ms + JUMP_MS
         ahead = {each.key for each in manifest.pending if each.unlinked_ms > latest_ms}
         if not ahead and not self._seen:
@@ -282,7 +282,7 @@ class Partition:
     def note_append(self) -> None:
         """Mark the log as unconfirmed before an append without the writer role. Raises DiskFailed.
 
-        The role is checked again under the log's lock: the takeover removes the note after it.
+        The role is checked again under the log's lock: a takeover removes the note only after it has the role.
         """
         if self.is_tiered and not self.is_writer:
             self.log.notes.mark_unconfirmed(unless=lambda: self.is_writer)
@@ -290,7 +290,7 @@ class Partition:
     def snapshot(
         self, now_ms: int, *, may_clean: bool = True, may_ask: bool = True, known: dict[str, Rows] | None = None
     ) -> PartitionSnapshot:
-        """The facts of both tiers for the policies. `may_ask`: read pages with expiring entries into `known`."""
+        """The facts of both tiers for the policies. `may_ask`: read pages that expiry needs into `known`."""
         known = {} if known is None else known
         asks_first_times = self.rules.cleanup_compact and self.rules.max_compaction_lag_ms is not None
         first_times_from = (self.log.cleaner_offset or 0) if asks_first_times else None

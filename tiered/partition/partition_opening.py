@@ -231,7 +231,7 @@ class Opener:
         return held
 
     def is_waiting(self, held: Partition) -> bool:
-        """Whether a tiered partition lacks the writer role or has a doubtful commit or an outdated manifest."""
+        """Whether a tiered partition lacks the writer role, has a commit in doubt, or an outdated manifest."""
         manifest = held.manifest()
         if not held.is_tiered or held.metadata is None or not held.is_writer or manifest is None:
             return held.is_tiered
@@ -241,9 +241,9 @@ class Opener:
     def acquire(self, held: Partition, now_ms: int) -> LogError | None:
         """Take the writer role of a tiered partition if not held, and commit the topic's settings.
 
-        Returns the error that prevents it. Every error except an unavailable bucket stops the tier
-        (`TierMachine.stop`). Unless read-only, raises AccessDenied and NotFound for the bucket as a whole. Waits for
-        the store and for a task under `tier_lock` alone, so the topic may be deleted concurrently.
+        Returns the error that prevents it, else None. Every error except an unavailable bucket stops the tier
+        (`TierMachine.stop`). Unless read-only, raises AccessDenied and NotFound for the bucket as a whole. During the
+        waits for a task and for the store it holds at most `tier_lock`, so the topic may be deleted concurrently.
         """
         with held.tier_lock:
             if held.is_writer:
@@ -288,7 +288,7 @@ class Opener:
             _log.warning("cannot record that a log is fenced: partition=%s cause=%s", held.name, failed)
 
     def _commit_settings(self, held: Partition, now_ms: int) -> LogError | None:
-        """Commit changed topic settings for readers of the bucket. The partition stays owned after any error."""
+        """Commit changed topic settings for readers of the bucket. Returns the error; the writer role stays."""
         if held.metadata is not None and self.is_waiting(held):
             try:
                 held.metadata.commit(set_properties(dict(held.topic.properties)), now_ms)
@@ -358,20 +358,20 @@ class Opener:
             if not _is_deleted(held):
                 # The newest manifest is this writer's now. Its predecessor was checked above.
                 reconcile(held.log, manifest, now_ms=now_ms, producers=producers)
-                held.log.notes.confirm_appends()  # before a copy is allowed: see there
-                # Before an append is allowed: after a crash the note only refuses too much.
+                held.log.notes.confirm_appends()  # before a copy is allowed: see `confirm_appends`
+                # Before an append is allowed: a note that a crash leaves only refuses more than necessary.
                 held.log.notes.clear_fenced()
                 if not held.is_tiered:
                     return  # the settings changed during the takeover
                 held.tier.acquire()
-                # An append that began before may have written the note again. From here on no append writes it.
+                # An append that began before `acquire` may have written the note again. Later appends do not.
                 held.log.notes.confirm_appends()
                 return
         # The deletion of the topic may have ended without finding this manifest.
         held.metadata.commit(delete_partition(now_ms=now_ms), now_ms)
 
     def _look(self, held: Partition, known: Manifest | None) -> None:
-        """Raises as `check_agreement`, after a second comparison: another process may write between the reads."""
+        """Compare the tiers, again after a Conflict: another process may be writing. Raises as `check_agreement`."""
         assert held.metadata is not None, "the store was asked"
         try:
             check_agreement(held.log, known, self._mark)
@@ -394,7 +394,7 @@ class Opener:
                 topic_id=held.topic.topic_id,
                 partition=held.name.partition,
                 properties=held.topic.properties,
-                # A broker's log has had many epochs. The next machine continues from the manifest's epoch.
+                # The log of a broker already has leader epochs: the first manifest continues above them.
                 first_epoch=(held.log.epochs.latest or 0) + 1,
                 appends=True,
                 check_newest=check_newest,
@@ -430,7 +430,7 @@ def _warn_of_older_bucket(held: Partition, manifest: Manifest) -> None:
 
 
 def _is_deleted(held: Partition) -> bool:
-    """As `Partition.is_deleted`, asked again after each wait: mypy takes a property for a constant."""
+    """As `Partition.is_deleted`; a function, because mypy assumes that a property does not change."""
     return held.is_deleted
 
 

@@ -129,7 +129,7 @@ class PartitionTable:
             self.forget(name)
 
     def acquire(self, partitions: Sequence[Partition], now_ms: int) -> list[LogError]:
-        """Acquire tiered partitions without the writer role, commit altered settings; notes, returns errors."""
+        """Acquire tiered partitions that lack the writer role, commit altered settings. Notes and returns errors."""
         waiting = [each for each in partitions if self.opener.is_waiting(each)]
         acquire = partial(self.opener.acquire, now_ms=now_ms)
         if self.directories.read_only:
@@ -174,7 +174,7 @@ class PartitionTable:
         return self.find(name).source()
 
     def opened(self, names: Iterable[TopicPartition]) -> list[Partition]:
-        """Those of these partitions that are open; their disk may be offline."""
+        """The open ones among these partitions; their disk may be offline."""
         return [self._partitions[name] for name in names if name in self._partitions]
 
     def all(self, topics: Iterable[str] | None = None) -> list[Partition]:
@@ -199,7 +199,7 @@ class PartitionTable:
         uncleanable: Collection[TopicPartition] = (),
         records_problems: bool = True,
     ) -> list[PartitionSnapshot]:
-        """The facts of both tiers, without unreadable partitions; no pass is due for `uncleanable` or paused logs."""
+        """The facts of both tiers, without unreadable partitions. `uncleanable` and paused logs are not cleaned."""
 
         def read(partition: Partition) -> PartitionSnapshot:
             may_clean = partition.name not in uncleanable and partition.log.cleaning.now.pauses == 0
@@ -233,7 +233,7 @@ class PartitionTable:
         raise_first(flush_all([each.log for each in list(self._partitions.values())]))
 
     def roll(self, topic: str, *, now_ms: int) -> int:
-        """Close the active segment of every partition of a topic; returns how many (empty ones never are)."""
+        """Close the active segment of every partition of a topic unless it is empty. Returns the number closed."""
         self.directories.check_writable()
         return sum(self.find(name).log.roll(now_ms=now_ms) for name in self.registry.get(topic).partitions())
 
@@ -277,7 +277,7 @@ class PartitionTable:
 def open_read_only_all(
     acquire: Acquire, waiting: Sequence[Partition], store_url: str = "", *, clock: Callable[[], float] = time.monotonic
 ) -> list[LogError | None]:
-    """The error of each partition of a read-only open of any number of topics, in order; None on success."""
+    """Acquire the partitions of a read-only open in parallel. The error of each, in order; None on success."""
     start_s = clock()
     unavailable: list[Unavailable] = []
 
@@ -341,7 +341,7 @@ def load_logs(
     threads_per_directory: int,
     progress: OnProgress = lambda progress: None,
 ) -> Loaded:
-    """Open all logs of `jobs` (by directory): each a partition or its error, in the order of `jobs`.
+    """Open all logs of `jobs` (by directory); for each the partition or its error, in the order of `jobs`.
 
     `open_log` is called from many threads, `progress` from the calling thread. An exception other than LogError ends
     the call: jobs not yet started are cancelled, running jobs are waited for.

@@ -117,7 +117,7 @@ def fenced_before(log: Log, by: str) -> Diverged:
 
 
 def emptied(log: Log, manifest: Manifest) -> RemoteLost:
-    """The error of a bucket that was emptied or replaced under a writer: it has only later manifests."""
+    """The error for a bucket without the writer's earlier manifests: it was emptied or replaced."""
     what = "cannot open the partition, the bucket is lost or wrong: its first manifests are missing"
     facts = {"partition": log.partition, "relation": Relation.LOST.value, "head_sequence": manifest.sequence}
     return RemoteLost(what, **facts, **_local_offsets(log), remote_next_offset=manifest.next_offset)
@@ -140,7 +140,7 @@ def _is_other_writer(log: Log, manifest: Manifest, mark: str | None) -> bool:
 
 
 def reconcile(log: Log, manifest: Manifest, *, now_ms: int, producers: ProducerState | None = None) -> None:
-    """Make the log agree with this writer's manifest; `producers`: at the bucket's end. Raises as `check_agreement`."""
+    """Make the log agree with this writer's manifest; `producers` at the bucket's end. Raises as `check_agreement`."""
     end = log.next_offset  # of the state compared here: a concurrent append that passed its check may still come
     verdict = check_agreement(log, manifest)
     if end < manifest.allocated_end_offset:

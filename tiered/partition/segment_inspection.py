@@ -104,7 +104,7 @@ class SegmentInspector:
         on_wrong: Callable[[str], None] = lambda problem: None,
         aborted_again: Callable[[str], bytes] | None = None,
     ) -> None:
-        """`aborted`: the ``.txnindex``; if wrong, `aborted_again` rebuilds it. `on_wrong`: of `indexes`."""
+        """`aborted`: the ``.txnindex``, which `aborted_again` rebuilds; `on_wrong` gets a fault of `indexes`."""
         self._path = path
         self._base_offset = base_offset
         self._next_offset = next_offset

@@ -23,10 +23,10 @@ class TierState(Enum):
     LOCAL_ONLY = "local only"  # the topic is not tiered
     UNREACHED = "unreached"  # tiered; this process is not the writer (yet), or has the directory open read-only
     WRITER = "writer"  # this process is the writer, and the two tiers agree
-    IN_DOUBT = "in doubt"  # the same; a commit was sent and its outcome is unknown
-    DISABLED = "disabled"  # the same; the tier was disabled for good, and its entries are being unlinked
+    IN_DOUBT = "in doubt"  # as WRITER, but a commit was sent and its outcome is unknown
+    DISABLED = "disabled"  # as WRITER, but the tier was disabled for good, and its entries are being unlinked
     FENCED = "fenced"  # another writer took over
-    DIVERGED = "diverged"  # the tiers hold different records for the same offsets, or the bucket proves too little
+    DIVERGED = "diverged"  # the tiers hold different records for the same offsets, or may hold different ones
     LOST = "lost"  # the bucket lacks records that this disk has dropped
     REFUSED = "refused"  # any other lasting error of the takeover: a missing key, a damaged manifest, a deleted topic
     DELETED = "deleted"  # the topic was deleted
@@ -71,12 +71,12 @@ def _transitions() -> dict[tuple[TierState, TierEvent], TierState]:
     of, on = TierState, TierEvent
     table = {(state, event): stop for state in _LIVING for event, stop in _STOPS.items()}
     table |= {(state, on.DELETED): of.DELETED for state in _LIVING}
-    # Settings are applied again at each change. They decide only between the two states without contact.
+    # Each change of settings sends TIERED or UNTIERED. Only LOCAL_ONLY and UNREACHED react to them.
     table |= {(state, event): state for state in _LIVING for event in (on.TIERED, on.UNTIERED)}
     table |= {(of.LOCAL_ONLY, on.TIERED): of.UNREACHED, (of.UNREACHED, on.UNTIERED): of.LOCAL_ONLY}
     table |= {(state, on.AGREED): of.UNREACHED for state in STOPPED | {of.UNREACHED}}
     table |= {(state, on.ACQUIRED): of.WRITER for state in STOPPED | {of.UNREACHED}}
-    # A task of a deleted topic may still report: its news changes nothing.
+    # A task of a deleted topic may still report events: they change nothing.
     return table | {(of.DELETED, event): of.DELETED for event in TierEvent}
 
 
@@ -163,7 +163,7 @@ class TierMachine:
 
 
 class UploadState(Enum):
-    """The state of an upload. After a failed commit IN_DOUBT: the same entry may be committed again."""
+    """The state of an upload. The same entry may be committed again from IN_DOUBT."""
 
     UPLOADED = "uploaded"  # the objects are complete; no commit named them yet
     COMMITTING = "committing"  # a commit that names them was sent
@@ -232,18 +232,18 @@ class Uploads:
         return frozenset(base for base, segment in list(self.shrunk.items()) if not segment.is_retired)
 
     def add(self, segment: Segment, epoch: int, entry: SegmentEntry) -> None:
-        """A segment was uploaded. An upload of an earlier epoch is replaced: it is an orphan."""
+        """Add an uploaded segment. Its upload of an earlier epoch is replaced: that one is an orphan."""
         self._of[segment] = Upload(epoch, entry)
 
     def replace_entry(self, segment: Segment, entry: SegmentEntry) -> None:
-        """The entry of an upload changed: its key was wrapped again."""
+        """Replace the entry of an upload whose data key was wrapped again."""
         self._of[segment] = replace(self._of[segment], entry=entry)
 
     @contextmanager
     def committing(self, used: Collection[Segment], epoch: int) -> Iterator[list[SegmentEntry]]:
-        """Around the commit that names the uploads of the `used` segments.
+        """Record the states of the `used` segments' uploads during the commit that names them.
 
-        Gives the entries of this epoch whose local segment no longer exists: the commit unlinks them. If the commit
+        Yields the entries of this epoch whose local segment no longer exists: the commit unlinks them. If the commit
         returns, these and the uploads of earlier epochs (orphans) leave the ledger. Otherwise its outcome is unknown.
         """
         retired = {segment: each for segment, each in self.items().items() if segment.is_retired}
@@ -261,7 +261,7 @@ class Uploads:
     def remove_doubtful(self) -> None:
         """Remove the uploads that a commit in doubt may have named; the caller unlinks all entries."""
         doubtful = [segment for segment, each in self.items().items() if each.may_be_committed]
-        self._has_removed_doubtful |= bool(doubtful)  # first: one may be an entry
+        self._has_removed_doubtful |= bool(doubtful)  # before the removal: one may be in the newest manifest
         for segment in doubtful:
             del self._of[segment]
 

@@ -143,7 +143,7 @@ class RemoteLog(Readable, AbstractContextManager["RemoteLog"]):
     def pin(self, partition: TopicPartition, *, now_ms: int, expires_ms: int, holder: str) -> Manifest:
         """Pin the partition's newest manifest until `expires_ms` or `close`; returns the manifest.
 
-        The objects that it and later manifests name stay. Raises as `remote.gc.pins.pin_newest`.
+        The objects that this and later manifests name are not deleted. Raises as `remote.gc.pins.pin_newest`.
         """
         metadata, remote = self._source(partition).metadata, self._source(partition).remote
         if not self._layout.is_ours:
@@ -313,7 +313,7 @@ def topic_ids(store: ObjectStore, topic: str) -> list[str]:
 
 
 def without_deleted(store: ObjectStore, names: Sequence[RemotePartitionName]) -> list[RemotePartitionName]:
-    """`names` without deleted topics of a living name. Only a name with several topics costs requests."""
+    """`names` without deleted topics that share a name with a living one. Only shared names cost requests."""
     firsts: dict[str, dict[str, RemotePartitionName]] = defaultdict(dict)
     for name in names:
         firsts[name.topic].setdefault(name.topic_id, name)

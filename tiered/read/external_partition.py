@@ -97,7 +97,7 @@ class ExternalPartition(RemotePartition):
         return IndexBundle(
             offset=offsets,
             time=times,
-            # Decided below the entry's end: the batches beyond it decide nothing.
+            # Only transactions that end below the entry's end: batches beyond it do not count.
             txn=txn_index.truncate(parts.txn, segment.next_offset) if parts.txn else b"",
             producers=parts.producers or b"",
             epochs=parts.epochs or b"",

@@ -37,7 +37,7 @@ Note = Callable[[Finding], None]
 class SegmentFacts:
     """A segment with all facts known. `size_bytes` is below the object's size if its end was torn.
 
-    Without `has_all_epochs`, `epochs` are those of the first batch. `is_verified`: all batches were read for them.
+    Without `has_all_epochs`, `epochs` are those of the first batch. `is_verified`: `epochs` are of all batches.
     """
 
     segment: ExternalSegment
@@ -225,7 +225,7 @@ def parse_lineage(checkpoint: bytes, key: str) -> tuple[tuple[int, int], ...]:
 def newest_checkpoint(
     store: ObjectStore, layout: ExternalFormat, found: Sequence[SegmentFacts], note: Note
 ) -> tuple[tuple[tuple[int, int], ...], bool]:
-    """(the newest valid leader-epoch checkpoint, whether a newer one is broken); empty without one."""
+    """(the newest valid leader-epoch checkpoint, else empty; whether a newer one is damaged or contradicted)."""
     with_epochs = [each for each in found if each.epochs and each.segment.index_bytes.get("epochs")]
     is_doubtful = False
     for each in sorted(with_epochs, key=lambda each: (each.epochs[-1][0], each.next_offset), reverse=True):
@@ -272,7 +272,7 @@ def verified(
     unread: Sequence[tuple[int, int]],
     note: Note,
 ) -> list[SegmentFacts]:
-    """The segments with the epochs of their batches; `unread` are the offsets that would be hidden."""
+    """The readable segments, doubtful ones with the epochs of all batches; `unread`: offsets that would be hidden."""
     bases = sorted({each.segment.base_offset for each in found})
 
     def is_doubtful(facts: SegmentFacts) -> bool:
@@ -307,7 +307,7 @@ def _verified(
     if epochs and claimed and epochs != claimed:
         place, offsets = facts.segment.data_key, _range(facts)
         note(finding("external.leader-epochs", place, offsets=offsets, claimed=_text(claimed), batches=_text(epochs)))
-    # A cleaned segment ends before its last offset. Its end beyond the next segment's base is not trusted.
+    # The batches of a cleaned segment may end below its end, which is trusted up to the next segment's base.
     limit = min((base for base in bases if base >= end), default=facts.next_offset)
     next_offset = min(facts.next_offset, max(end, limit))
     return replace(facts, epochs=epochs or claimed, next_offset=next_offset, has_all_epochs=True, is_verified=True)
@@ -323,7 +323,7 @@ def _epochs_of_batches(read: Read, facts: SegmentFacts) -> tuple[tuple[tuple[int
 
 
 def _agrees(checkpoint: LeaderEpochs, facts: SegmentFacts) -> bool:
-    """Whether a checkpoint has the segment's epochs. DeleteRecords may have cut it inside the segment."""
+    """Whether a checkpoint has the segment's epochs, or begins inside the segment (after DeleteRecords)."""
     base, end = _range(facts)
     if checkpoint.entries[0][1] > base:
         return True

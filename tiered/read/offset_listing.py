@@ -80,7 +80,7 @@ def _at_or_after(partition: TopicPartition, reader: TieredReader, timestamp_ms: 
 
 
 def _newest(source: PartitionSource, reader: TieredReader) -> FoundOffset | None:
-    """The first record with the largest timestamp; the next largest if cleaning removed an entry's record."""
+    """The first record with the largest timestamp, or the next largest if cleaning removed it; None without any."""
     start, log = source.start_offset(), source.log
     local_start = log.local_log_start_offset if log is not None else None
     entries = [entry for entry in source.ask(_parts) or [] if local_start is None or entry.base_offset < local_start]

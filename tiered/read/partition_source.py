@@ -52,7 +52,7 @@ class PartitionSource:
         return self.metadata.cached if self.metadata is not None else None
 
     def manifest(self) -> Manifest | None:
-        """As `known_manifest`, but requests a first one. None: nothing is tiered. Raises Unavailable."""
+        """As `known_manifest`, but requests it if none was seen. None: nothing is tiered. Raises Unavailable."""
         return self.known_manifest() or (self.metadata.load() if self.metadata is not None else None)
 
     def manifest_below(self, local_start: int | None) -> Manifest | None:
@@ -115,7 +115,7 @@ class PartitionSource:
         return self.ask_of(manifest, lambda index: self.entry_in(index, offset, local_start))
 
     def entry_in(self, index: MetadataIndex, offset: int, local_start: int | None) -> tuple[SegmentEntry | None, int]:
-        if offset < index.manifest.log_start_offset:  # of a manifest newer than the one the read began with
+        if offset < index.manifest.log_start_offset:  # possible if the read began with an older manifest
             raise out_of_range(self.partition, offset, index.manifest.log_start_offset, self.next_offset())
         entry = index.find_by_offset(offset)
         if entry is None or (local_start is not None and offset < local_start <= entry.base_offset):
@@ -190,7 +190,7 @@ class PartitionSource:
         return ProducerState(decode_snapshot(snapshot, path=last.indexes_key) if snapshot else ())
 
     def _settled(self, question: Callable[[int | None, MetadataIndex], T]) -> T | None:
-        """The answer of `question` on both tiers at one moment, repeated after a drop or a deletion in between."""
+        """The answer of `question`, asked again if the local log start changes meanwhile; None without a manifest."""
         log = self.log
         while True:
             local_start = log.local_log_start_offset if log is not None else None

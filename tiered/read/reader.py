@@ -207,7 +207,7 @@ class _Stream:
 
 
 def _committed_columns(stream: _Stream, start: int, stop: int) -> Iterator[Columns]:
-    """The committed records. The local log filters its own: records and index are of one state there."""
+    """The committed records. The local log filters its own, because it reads records and index in one state."""
     offset, source = start, stream.source
     while offset < stop:
         log = source.log
@@ -284,7 +284,7 @@ def _read_entry(
 
 
 def _read_local(source: PartitionSource, log: Log, offset: int, isolation: Isolation) -> memoryview | None:
-    """One local read; None if the segment was dropped since the check: it is in the newest manifest (I2)."""
+    """The batches of one local read; None for a segment dropped since the check: the newest manifest has it (I2)."""
     try:
         return log.read(offset, FETCH_BYTES, isolation=isolation)
     except OffsetOutOfRange:
@@ -335,7 +335,7 @@ def segment_runs(
     """Yield (whole batches, next offset) from byte `position` to the segment's end, none below `offset`.
 
     Bounded memory. An offset index is a hint: if the promised batch is not at its position, the segment is read from
-    its start, and the index is logged. `verify` checks the CRC of each batch: for a store without checksums of its own.
+    its start, and the error is logged. `verify` checks the CRC of each batch: for a store without checksums of its own.
     Raises Corrupt, naming the object, for damaged bytes, NotFound, Unavailable.
     """
     batch_bytes = 0  # size of a batch that did not fit into one step
@@ -363,7 +363,7 @@ def segment_runs(
 
 
 def index_is_wrong(entry: SegmentEntry, data: memoryview, offset: int, position: int) -> bool:
-    """Whether the remote offset index is wrong (then logged): no batch at `position`, or a later one."""
+    """Whether the remote offset index is wrong (then logged): no batch begins at `position`, or one above `offset`."""
     header = None
     with suppress(Corrupt):
         header = read_header(data)

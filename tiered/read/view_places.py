@@ -72,7 +72,7 @@ Where = Callable[[], tuple[Storage, str]]  # the storage and the partition's dir
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
-    """The input of a run. `parts` reads the parts of `old`; `own_parts`: new parts go to the same place."""
+    """The input of a run. `parts` reads the parts of `old`; `own_parts`: they are where new parts go."""
 
     old: CompactedView
     parts: RemotePartition
@@ -84,7 +84,7 @@ class Basis:
 
 
 class BucketPlace:
-    """Views in the manifest. As `DiskPlace`, all methods raise the errors of the disk and the store."""
+    """Views in the manifest. All methods, as those of `DiskPlace`, raise the errors of the disk and the store."""
 
     def __init__(self, held: Partition) -> None:
         is_ready = held.is_writer and held.manifest() is not None
@@ -164,7 +164,7 @@ class DiskPlace:
         return self._log.log_start_offset
 
     def horizon(self) -> int:
-        """At most the durable end: after a power cut, offsets above it would be given to other records."""
+        """The LSO, at most the durable end: after a power cut, other records would get the offsets above."""
         self._log.flush()
         return min(self._log.last_stable_offset, self._log.recovery_point)
 
@@ -287,7 +287,7 @@ class LocalViews:
                 self._delete_unnamed()
 
     def commit(self, change: Change) -> ViewCatalog:
-        """Replace the catalog by the result of `change`: steps 4 and 5. Raises DiskFailed, errors of `change`."""
+        """Replace the catalog by the result of `change` (steps 4 and 5), and return it. Raises DiskFailed."""
         with self._lock:
             before = self.catalog()
             ours = before if before.epoch == self.epoch else replace(before, epoch=self.epoch)
@@ -316,7 +316,7 @@ class LocalViews:
             return True
 
     def delete_due(self, now_ms: int, delay_ms: int) -> int:
-        """Steps 6 and 7; the number of files. A part stamped in the future waits from now on."""
+        """Do steps 6 and 7. Returns the number of files. A part stamped in the future waits from now on."""
         with self._lock:
             if not self._catalog.pending_deletes or self.damage is not None:
                 return 0

@@ -73,7 +73,7 @@ class CompactedReader(TieredReader):
         found = self._log.offset_for_timestamp(partition, timestamp_ms)
         if found is None or found >= view.horizon_offset:
             return found
-        # A record that the view lacks: search the log from the horizon on.
+        # The view lacks this record, which is below the horizon: search the log from the horizon on.
         return first_at_or_after(self._log.columns(partition, view.horizon_offset), timestamp_ms)
 
 

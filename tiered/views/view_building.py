@@ -77,7 +77,7 @@ class ViewWork:
 
 
 def build_view(held: Partition, work: ViewWork) -> CompactedView | None:
-    """Build the view once; None if there is nothing to merge. On a disk it holds the partition's lock.
+    """Build the view once and return it; None without news to merge. On a disk it holds the partition's lock.
 
     Raises InvalidRequest for a gap between view and log, no writer role in the bucket, or a too small buffer or
     manifest. Raises CleaningAborted at `should_stop`, and the errors of the log, the disk and the store.
@@ -188,7 +188,7 @@ class _Run:
                 yield data if inside == len(table) else data[: int(table.positions[inside])]
 
     def _write_old(self, parts: ViewParts, stream: Stream, wanted_bytes: int) -> None:
-        """Write the old parts: complete ones stay unless they are small; parts without survivors are not read."""
+        """Write the old parts. Parts that lose no record stay unless small; parts without survivors are not read."""
         first = 0
         for entry in self.old.entries:
             keep = stream.flags(first, entry.record_count)
@@ -255,12 +255,12 @@ class _Run:
 
 
 def part_bytes(segment_bytes: int, input_bytes: int) -> int:
-    """The maximum size of a part: `segment.bytes`, or more if that made more parts than a manifest takes."""
+    """The maximum size of a part: `segment.bytes`, or more if the parts would be too many for a manifest."""
     return min(PART_BYTES_MAX, max(segment_bytes, -(-input_bytes // PARTS_WANTED)))
 
 
 def filtered(data: memoryview, table: BatchTable, keep: NDArray[np.bool_]) -> bytes:
-    """The batches of `data`, scanned in `table`, with the records flagged in `keep`, markers included."""
+    """The batches of `data`, scanned in `table`, with the records that `keep` flags; markers have flags too."""
     ends = np.cumsum(table.record_counts, dtype=np.int64)
     running = np.concatenate((np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)))
     survivors = running[ends] - running[ends - table.record_counts]

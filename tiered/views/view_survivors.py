@@ -88,7 +88,7 @@ class Stream:
 
 
 class Survivors:
-    """Decides which records stay. `keyless_count` of them have no key; `key_ranges` is the number of key splits."""
+    """Decides which records stay. `keyless_count` of them have no key. The keys took `key_ranges` passes."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Survivors:
         self._entries = max(1, min(self._slots - 1, int(self._slots * buffer.load_factor)))
 
     def find(self) -> None:
-        """Raises Corrupt, Conflict if a stream differs in a second pass, InvalidRequest for too small a buffer."""
+        """Decide all records. Raises Corrupt, Conflict for a changed stream, InvalidRequest for too small a buffer."""
         pending = [(1, 0)]
         while pending:
             modulus, residue = pending.pop()

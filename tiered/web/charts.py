@@ -57,7 +57,7 @@ class TimeLine:
 
 
 def nice_top(value: float) -> float:
-    """Return the smallest value not below, from a few whole steps of a power of ten."""
+    """Return the smallest round number from `value` on: a power of ten times a step such as 1.2 or 5."""
     if value <= 0:
         return 1.0
     power = 1.0
@@ -88,7 +88,7 @@ def bar(parts: Sequence[tuple[str, float]], most: float) -> Html:
 
 
 def text_bar(parts: Iterable[tuple[str, float]], most: float, width: int) -> str:
-    """Draw parts of a sum, each (letter, value), without added rounding; `most` is `width` letters long."""
+    """Draw parts of a sum, each (letter, value). Rounding errors do not add up; `most` is `width` letters long."""
     drawn, reached = "", 0.0
     for letter, value in parts:
         reached += value
@@ -204,7 +204,7 @@ def _months(since_ms: int, until_ms: int) -> list[tuple[int, str]]:
 
 
 def thinned(run: Run, since_ms: int, until_ms: int, *, most: bool) -> Run:
-    """Keep at most one point per unit of width, the last or the largest; the first and the last stay."""
+    """Keep one point per unit of width: the last, or with `most` the largest. The first point stays."""
     width = max(1, until_ms - since_ms) / (_SMALL.width - _SMALL.left - _SMALL.right)
     found: list[tuple[int, float]] = []
     for at, value in run:

@@ -53,7 +53,7 @@ def render(
     script: str | None = None,
     **facts: object,
 ) -> str:
-    """Render a page of the section `here`. With `refresh_s` it refreshes with and without the `script`."""
+    """Render a page of the section `here`. With `refresh_s` the page refreshes, with or without the `script`."""
     facts |= {"here": here, "now_ms": now_ms, "age": age, "refresh_s": refresh_s, "script": script}
     return render_bare(template, title, **facts)
 

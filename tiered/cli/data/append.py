@@ -156,7 +156,7 @@ class _AppendedRecords:
         return sum(each.records for each in self._rows.values())
 
     def append(self, records: list[Record]) -> None:
-        """Append partition by partition: the records of those before a failing one count."""
+        """Append partition by partition. After a failure the earlier partitions' records count."""
         if self._partition is None:
             shares = self._manager.appender.split(self._topic, records)
         else:

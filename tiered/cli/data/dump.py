@@ -109,7 +109,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """With `url` a partition of that bucket, else the target."""
+    """The place of a partition to dump: with `url` that bucket, else this node's disk and bucket."""
 
     options: dict[str, object] = option(
         "--option NAME=VALUE", "Option of the store of the URL.", callback=store_options
@@ -181,7 +181,7 @@ def dump(session: Session, request: Request = GROUP) -> int:
 
 
 def _index_request(session: Session, request: Request) -> Request:
-    """The same options for the index of the segment that is named or holds the offset."""
+    """The request for the index of the segment that the target names or that holds its offset."""
     from tiered.inspect.dump_sources import index_of_offset, index_of_segment
 
     if request.batches or request.is_deep or request.by_byte or request.section:

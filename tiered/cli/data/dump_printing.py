@@ -91,7 +91,7 @@ class FlatRecord(Struct, rename="camel"):
 
     @classmethod
     def of_record(cls, row: RecordRow) -> FlatRecord:
-        """Objects become JSON, undecoded bytes ``base64:...``."""
+        """The flat form of a record: objects become JSON, undecoded bytes ``base64:...``."""
         return cls.of(
             row,
             row.batch,
@@ -178,7 +178,7 @@ def _dump_log(session: Session, request: Request, source: FileSource) -> int:
 
 
 def dump_partition(session: Session, request: Request) -> int:
-    """Dump both tiers of a partition with one run of batches in memory at a time."""
+    """Dump both tiers of a partition, one run of batches in memory at a time. Returns the exit code."""
     if "/" not in request.target:
         expected = "'a file of a log, a url, or TOPIC/PARTITION[@OFFSET]'"
         wrong = "cannot dump the target, it is neither a file of a log nor a partition"

@@ -244,7 +244,7 @@ def _found(
 
 
 def parse_spec(text: str, now_ms: int) -> int:
-    """Parse Kafka's code of a name, or a timestamp in ms. Raises InvalidRequest."""
+    """Return Kafka's code for a name or code, or the ms of a time. Raises InvalidRequest."""
     if text in _SPECS:
         return _SPECS[text]
     codes = {str(code): code for code in _SPECS.values()}

@@ -181,7 +181,7 @@ def _served(
 
 
 def _work_off(session: Session, worker: Worker, stop: Stop) -> int:
-    """Run maintenance until it finds no work. Checkpoints that wait for space are no failure."""
+    """Run maintenance until no work is left; return the exit code. Checkpoints that wait for space are no failure."""
     while worker.round(now_ms(), should_stop=lambda: stop.is_set) and not stop.is_set:
         pass
     errors = list(worker.manager.problems.values())

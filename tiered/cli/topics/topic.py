@@ -471,7 +471,7 @@ def resume(
 def _show_paused(
     session: Session, change: Callable[[Places], Mapping[str, Pause]], output: str, *, dry_run: bool
 ) -> Mapping[str, Pause]:
-    """Change or only read the pauses of all log directories, and print the topics that are paused then."""
+    """Change or only read the pauses of all log directories; print and return the topics that are then paused."""
     from local.storage import DiskStorage
 
     found, at_ms = change([(DiskStorage(), root) for root in session.config().data_dirs]), now_ms()

@@ -114,7 +114,7 @@ def _place(error: Exception) -> str:
 
 
 class _Outside:
-    """Middleware: default headers, unless the response sets them; refuses too large a head in one piece."""
+    """Middleware: sets default headers that the response lacks; refuses too large a request head."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -160,7 +160,7 @@ def _same(one: str, other: str) -> bool:
 
 
 class WebServer(ServerInThread):
-    """Serves the pages to requests that pass the gate. Logs wrong token 1, 10, 100 and so on."""
+    """Serves the pages to requests that pass the gate. Logs the 1st, 10th, 100th wrong token and so on."""
 
     def __init__(
         self, host: str, port: int, pages: Pages, gate: Gate, *, option: str = "--listen", tls: Tls | None = None
@@ -256,7 +256,7 @@ class MetricsServer(ServerInThread):
         answer_s: float = ANSWER_S,
         hosts: Collection[str] = (),
     ) -> None:
-        """`answers` by path; `pages` answers all others, on a loopback address alone. Port 0: any free port.
+        """`answers` by path; `pages` answers all other paths, on a loopback address alone. Port 0: any free port.
 
         A request by name must use `host`, a name of this machine or one of `hosts`. Raises as `WebServer`.
         """

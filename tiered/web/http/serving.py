@@ -139,7 +139,7 @@ class BoundConnection(H11Protocol):
         self.transport.abort()
 
     def _is_answering(self) -> bool:
-        """Update whether a request is being answered, which starts when its whole body has arrived."""
+        """Whether a request is open; starts its limit. With the whole body the connection counts as busy."""
         cycle: RequestResponseCycle | None = self.cycle  # uvicorn's type is not Optional, its value is
         if cycle is None or cycle.response_complete:
             return False
@@ -167,7 +167,7 @@ class Listener(socket.socket):
         self._held: list[socket.socket] = []
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Raises ConnectionAbortedError above the limit, as the kernel does for a disconnected client."""
+        """Accept a client. Raises ConnectionAbortedError above the limit, as the kernel does for a lost client."""
         client, address = super().accept()
         self._held = self.open_clients()
         if len(self._held) >= self.count_max:
@@ -231,7 +231,7 @@ class ServerInThread:
         await self._server.serve(sockets=[self._listener])
         for connection in list(self._server.server_state.connections):
             connection.transport.abort()
-        await asyncio.sleep(0)  # the loop processes their end; handshakes are tasks, which the runner cancels
+        await asyncio.sleep(0)  # the loop processes the aborts; handshakes are tasks, which the runner cancels
 
 
 class _Server(Server):
@@ -272,7 +272,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def _config(application: ASGIApp, connection: type[BoundConnection], tls: Tls | None) -> Config:
-    """Raises InvalidRequest for a certificate that cannot be used."""
+    """The settings of uvicorn. Raises InvalidRequest for a certificate that cannot be used."""
     config = Config(
         application,
         http=connection,

@@ -126,7 +126,7 @@ class Laboratory:
         self._cache, self._loader, self._now_ms = cache, loader, now_ms
 
     def page(self, query: Mapping[str, str]) -> str:
-        """Raises InvalidRequest for invalid settings, NotFound for an unknown topic."""
+        """Return the page. Raises InvalidRequest for invalid settings, NotFound for an unknown topic."""
         deadline = self._loader.deadline()
         basis = self._measured(query, deadline)
         measured, left_out, _ = basis.value

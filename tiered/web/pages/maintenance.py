@@ -54,7 +54,7 @@ class Selection:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Selection:
-        """Parse a query. Raises InvalidRequest for an invalid moment. The user of the settings checks them."""
+        """Parse a query. Raises InvalidRequest for an invalid moment; does not check the settings."""
         settings = tuple((name, query[name].strip()) for name in SETTINGS if query.get(name, "").strip())
         kind = query.get("kind", "")
         found = cls(
@@ -80,7 +80,7 @@ class Selection:
 
     @property
     def key(self) -> str:
-        """Equal for equal plans."""
+        """Return a key that is equal for equal plans; `kind` does not count."""
         return "&".join([self.topic, self.after, *(f"{name}={value}" for name, value in self.settings)])
 
 

@@ -207,7 +207,7 @@ class ManagerCache:
         keep_ms: int = 0,
         deadline: PageDeadline | None = None,
     ) -> Loaded[T]:
-        """Return `DataLoader.get` of data from a manager to read, with the age of the data."""
+        """As `DataLoader.get`, where `make` gets the manager to read; sets `read_ms`."""
 
         def read() -> tuple[T, int | None]:
             with self.seen() as (manager, read_ms):

@@ -89,7 +89,7 @@ def found_topics(report: StatusReport, query: Mapping[str, str]) -> dict[str, ob
 
 
 def problems_page(report: StatusReport, query: Mapping[str, str], age: DataAge | None = None) -> str:
-    """Return the problems by cause: all, those of ``topic``, or those with the cause of place ``alike``."""
+    """Return the page of problems by cause: all, those of ``topic``, or each one with the cause of ``alike``."""
     topic, alike = query.get("topic", ""), query.get("alike", "")
     problems = [each for each in report.problems if not topic or (each.partition and each.partition.topic == topic)]
     if alike:

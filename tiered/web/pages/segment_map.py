@@ -251,7 +251,7 @@ def _reached(rows: Iterable[Row]) -> list[tuple[int, int]]:
 
 
 def _timed(rows: Iterable[Row], reached: Sequence[tuple[int, int]], first_ms: int | None) -> list[Piece]:
-    """Time ranges in offset order; a time before that of older records moves nothing."""
+    """Time ranges in offset order; empty for a segment that is not newer than all records before it."""
     found: list[Piece] = []
     for base_offset, _, newest, kind, remaining_share in sorted(rows, key=lambda row: row[0]):
         if newest is not None:

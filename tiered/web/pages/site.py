@@ -91,7 +91,7 @@ class Site:
         except NotFound as error:
             return self._failed(HTTPStatus.NOT_FOUND, "Not found", error, is_json=is_json)
         except InvalidRequest as error:
-            is_name = path.startswith("/topics")  # of an invalid topic name
+            is_name = path.startswith("/topics")  # the topic name is invalid, not the query
             status = HTTPStatus.NOT_FOUND if is_name else HTTPStatus.BAD_REQUEST
             return self._failed(status, "Not found" if is_name else "Invalid request", error, is_json=is_json)
         except LogError as error:
@@ -209,7 +209,7 @@ class Site:
         return self._load(f"partition/{topic}/{number}", read, keep_ms=0)
 
     def _laboratory(self) -> Laboratory:
-        """Created on first use, because it imports the simulator."""
+        """The cost lab, created on first use because it imports the simulator."""
         if self._lab is None:
             from tiered.web.pages.cost_page import Laboratory
 
