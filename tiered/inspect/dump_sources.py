@@ -91,7 +91,7 @@ def kind_of(path: str) -> Kind | None:
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """A file or an object, which is never partial. `place` names it in messages."""
+    """A file, or an object, which is always whole. `place` names it in messages."""
 
     place: str
     size_bytes: int

@@ -388,7 +388,7 @@ class LogDump:
                 return
 
     def _decoded(self, run: Run, *, with_control: bool) -> Iterator[tuple[int, Columns | None]]:
-        """Yield decoded steps of the run, each with its first row; None for a batch with a problem."""
+        """Yield decoded steps of the run as (first row, columns); None as columns for a batch with a problem."""
         done = 0
         try:
             for columns in kernels.decode_in_steps(

@@ -122,7 +122,7 @@ class RemoteTasks:
         return {"copier": self.copier_pool.load, "expirer": self.expirer_pool.load}
 
     def has_failed(self, name: TopicPartition) -> bool:
-        """Whether the last task of a partition failed. Success on its disk does not clear this."""
+        """Whether the last task of a partition failed. Successful maintenance of its disk does not clear this."""
         return name in self._failed
 
     def has_nothing_due(self, name: TopicPartition) -> None:

@@ -79,7 +79,7 @@ class Application:
     where: Callable[[], LogDirectory]
     should_stop: Callable[[], bool] = lambda: False
     clean: Clean = lambda partition, directory, decision: None
-    clock: Clock = lambda: 0.0  # constant, for the same commits every time
+    clock: Clock = lambda: 0.0  # constant by default, so that commits do not depend on the time
     rules: PartitionRules | None = None
     done: list[Decision] = field(default_factory=list)
     skipped: list[Decision] = field(default_factory=list)

@@ -96,9 +96,9 @@ class Partition:
 
     | field | meaning |
     |---|---|
-    | `metadata`, `remote`, `pins` | None without a contact to the bucket |
+    | `metadata`, `remote`, `pins` | None before the first contact with the bucket |
     | `on_copied` | progress of a copy: base offset, bytes done, bytes in all; called from the reading thread |
-    | `ahead` | pending deletes with a grace period that starts in the future |
+    | `ahead` | times the pending deletes whose unlink time is in the future |
     | `end_offset_at_open` | log end offset when the log was opened; None for an empty log |
 
     `tier_lock` guards remote state, `lock` local state. Order: `tier_lock`, then `lock`. Only a task in its own thread

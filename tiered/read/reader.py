@@ -311,7 +311,7 @@ def _batches_below(data: memoryview, end: int) -> memoryview:
 def _why_missing(source: PartitionSource, entry: SegmentEntry, offset: int) -> LogError:
     """The error after a 404: the newest manifest distinguishes expiry, replacement and a lost object.
 
-    The manifest must be the newest for certain: GC of an older one may have deleted its successors too.
+    `exact`: without it, a reader whose manifest GC deleted may get that old manifest as the newest.
     """
     manifest = source.metadata.load(exact=True) if source.metadata is not None else None
     if manifest is not None and offset < manifest.log_start_offset:

@@ -137,7 +137,7 @@ def dump_file(session: Session, request: Request) -> int:
 def _opened(session: Session, request: Request) -> Iterator[FileSource]:
     target = request.target
     if "://" not in target and is_encrypted(target):
-        target = url_in_bucket(target) or target  # its key is in the bucket's manifests
+        target = url_in_bucket(target) or target  # the data key of the target is in the bucket's manifests
     if "://" not in target:
         with closing(open_file(target)) as source:
             yield source

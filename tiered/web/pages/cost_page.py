@@ -154,7 +154,7 @@ class Laboratory:
 
     def _measured(self, query: Mapping[str, str], deadline: PageDeadline) -> Loaded[_Basis]:
         topic, rates_text = _topic(query), query.get("rate", "").strip()
-        rates = read_rates(rates_text.split(",")) if rates_text else {}  # as ``--rate`` has them
+        rates = read_rates(rates_text.split(",")) if rates_text else {}  # in the form of ``--rate``
 
         def read(manager: LogManager) -> _Basis:
             tiered = [each.name for each in manager.topics.all() if each.was_tiered]

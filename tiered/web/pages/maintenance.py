@@ -45,7 +45,7 @@ ADVICE_SHOWN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The parameters of a plan. `after_ms` counts from now; `settings` are overrides as of ``-X``."""
+    """The parameters of a plan. `after_ms` counts from now; `settings` are overrides, like those of ``-X``."""
 
     topic: str = ""
     after: str = ""
