@@ -7,7 +7,7 @@ period. A fault hits one call. `check` then checks I1 to I5 and I7 to I9 as far 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,7 @@ from local.format.record import Record
 from local.log import Durability
 from local.names import TopicPartition
 from policies import plan as policy_plan
-from policies.decisions import DropLocal, ExpireRemote, Plan
+from policies.decisions import AdvanceLogStart, DropLocal, ExpireRemote, Plan
 from policies.snapshot import PartitionSnapshot
 from remote.store.memory_store import MemoryStore
 from tiered.config.config import Config
@@ -225,17 +225,20 @@ def _row_committed_without_its_upload(patch: pytest.MonkeyPatch) -> None:
 
 
 def _expired_objects_deleted_before_their_rows_are_taken_out(patch: pytest.MonkeyPatch) -> None:
-    def expire(state: apply._Round, run: list[ExpireRemote]) -> list[ExpireRemote]:
-        assert state.store is not None
+    def expire(state: apply.Application, run: Sequence[ExpireRemote]) -> list[ExpireRemote]:
         assert state.partition.metadata is not None
         for decision in run:
-            state.store.delete([state.partition.prefix + decision.data_key])
+            state.partition.metadata.store.delete([state.partition.prefix + decision.data_key])
             change = apply.expire_segments([decision.ulid], now_ms=state.now_ms)
             state.partition.metadata.commit(change, state.now_ms)
-        return run
+        return list(run)
 
-    patch.setattr(apply, "_expire", expire)
-    patch.setattr(apply, "_advance", lambda state, decision: False)
+    effects = {
+        ExpireRemote: apply._in_one_step(expire),
+        AdvanceLogStart: apply._one_by_one(lambda state, decision: False),
+    }
+    for kind, effect in effects.items():
+        patch.setitem(apply._EFFECTS, kind, (apply.TierAction.EXPIRE, effect))
 
 
 def _cleaner_drops_the_newest(patch: pytest.MonkeyPatch) -> None:

@@ -203,7 +203,7 @@ def _what_is_committed_is_listed_for_deletion(patch: pytest.MonkeyPatch) -> None
 
 
 def _a_segment_that_moved_is_a_trouble(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Segment, "is_retired", property(lambda self: False))
+    patch.setattr(Segment, "is_retired", property(lambda self: False, lambda self, value: None), raising=False)
 
 
 def _a_move_waits_for_the_copy(patch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,14 @@ CAUGHT = (AssertionError, LogError, ArithmeticError, LookupError, ValueError, st
 
 
 def _no_fsync_before_acknowledging(patch: Patch) -> None:
-    patch.setattr(Segment, "sync_log", lambda self: None)
+    """A segment that is closed is synced, an append is not."""
+    real = Segment.sync
+
+    def sync(self: Segment, *suffixes: str) -> None:
+        if not suffixes:
+            real(self)
+
+    patch.setattr(Segment, "sync", sync)
 
 
 def _acknowledged_before_written(patch: Patch) -> None:
@@ -61,7 +69,13 @@ def _acknowledged_before_written(patch: Patch) -> None:
 
 
 def _no_fsync_of_a_sealed_segment(patch: Patch) -> None:
-    patch.setattr(Segment, "sync", lambda self: None)
+    real = Segment.sync
+
+    def sync(self: Segment, *suffixes: str) -> None:
+        if suffixes:
+            real(self, *suffixes)
+
+    patch.setattr(Segment, "sync", sync)
 
 
 def _no_directory_fsync_when_a_segment_is_made(patch: Patch) -> None:
@@ -139,7 +153,8 @@ def _epochs_written_lazily(patch: Patch) -> None:
         self.epochs = epochs
 
     patch.setattr(LogState, "save_epochs", save)
-    patch.setattr(loading, "_with", lambda epochs, found: epochs)
+    recover = recovery.recover_segment
+    patch.setattr(recovery, "recover_segment", lambda *rest, **more: replace(recover(*rest, **more), epochs=()))
 
 
 # -- deletion ----------------------------------------------------------------------------------------------------------

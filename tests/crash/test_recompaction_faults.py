@@ -252,7 +252,7 @@ def _old_objects_go_before_their_rows(patch: pytest.MonkeyPatch) -> None:
     ) -> None:
         LOSSES.clear()
         change(ways.manifest)
-        ways.store.delete([ways.partition.prefix + key for key in LOSSES])
+        ways.metadata.store.delete([ways.partition.prefix + key for key in LOSSES])
         commit(ways, change, infos)  # type: ignore[arg-type]
 
     patch.setattr(upload_and_commit, "_commit", delete_then_commit)
