@@ -97,15 +97,14 @@ def _records_have_no_epoch(patch: Patch) -> None:
 
 
 def _unlinked_objects_are_deleted_before_the_commit(patch: Patch) -> None:
-    def expire(state: apply._Round, run: list[apply.ExpireRemote]) -> list[apply.ExpireRemote]:
-        assert state.store is not None
+    def expire(state: apply.Application, run: Sequence[apply.ExpireRemote]) -> list[apply.ExpireRemote]:
         assert state.partition.metadata is not None
-        state.store.delete([state.partition.prefix + each.data_key for each in run])
+        state.partition.metadata.store.delete([state.partition.prefix + each.data_key for each in run])
         change = apply.expire_segments([each.ulid for each in run], now_ms=state.now_ms)
         state.partition.metadata.commit(change, state.now_ms)
-        return run
+        return list(run)
 
-    patch.setattr(apply, "_expire", expire)
+    patch.setitem(apply._EFFECTS, apply.ExpireRemote, (apply.TierAction.EXPIRE, apply._in_one_step(expire)))
 
 
 def _a_deleted_topic_waits_for_nobody(patch: Patch) -> None:
