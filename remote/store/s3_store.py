@@ -291,7 +291,7 @@ class S3Store(ObjectStore):
         with self._lock:
             filesystem, self._filesystem = self._filesystem, None
             creator = getattr(filesystem, "_s3creator", None)
-            if self._pid != os.getpid():
+            if filesystem is not None and self._pid != os.getpid():
                 _inherited.append(filesystem)
             elif creator is not None:
                 filesystem.close_session(filesystem.loop, creator)
@@ -350,7 +350,8 @@ class S3Store(ObjectStore):
     def _fs(self) -> Any:  # noqa: ANN401
         with self._lock:
             if self._filesystem is None or self._pid != os.getpid():
-                _inherited.append(self._filesystem)
+                if self._filesystem is not None:
+                    _inherited.append(self._filesystem)
                 self._filesystem = make_filesystem(self._options)
                 self._filesystem.retries = 1  # s3fs's own layer: one try
                 self._pid = os.getpid()

@@ -38,7 +38,7 @@ SOON_S = 20.0  # a hang would last a minute
 # The daemon with a shutdown that waits for the store longer than `SOON_S`.
 PATIENT = """
 import sys
-from tiered import manager
+from tiered.manager import manager
 manager.DRAIN_S = 60.0
 from tiered.cli.main import run
 run(sys.argv[1:])

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
 from local.errors import Corrupt, Unavailable
-from remote.store.s3_store import PartSender, SentPart
+from remote.store import s3_store
+from remote.store.middleware.retrying_store import RetryPolicy
+from remote.store.s3_store import PartSender, S3Store, SentPart
 
 
 def sent(number, body):
@@ -88,3 +91,18 @@ def test_an_error_of_the_source_is_raised_and_frees_the_places():
     with pytest.raises(Corrupt):
         sender.send(parts(), sent)
     assert len(sender.send([b"a"] * 3, sent)) == 3
+
+
+def test_only_file_systems_of_a_parent_process_are_kept_alive(monkeypatch):
+    inherited: list[object] = []
+    monkeypatch.setattr(s3_store, "_inherited", inherited)
+    monkeypatch.setattr(s3_store, "make_filesystem", lambda options: SimpleNamespace())
+    store = S3Store("bucket", policy=RetryPolicy(attempts_max=1))
+    of_parent = store._fs
+    assert inherited == []
+    store._pid += 1
+    assert store._fs is not of_parent
+    assert inherited == [of_parent]
+    store.close()
+    store.close()
+    assert inherited == [of_parent]
