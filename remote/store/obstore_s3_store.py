@@ -6,6 +6,7 @@
 - obstore does not retry (`remote.store.middleware.retrying_store` does), except parts of an upload, within the limits
   of the policy. Every request is signed over the SHA-256 of its body, so S3 refuses a body that differs.
 - A large upload has UPLOAD_PARTS + 1 parts in memory. Uploads are invisible until completed; a failed one is aborted.
+  obstore does not wait for the parts in flight, so S3 may keep these parts until the collector's second abort.
 - obstore's threads do not survive a fork. A process forked after the first use of obstore uses s3fs: it would hang.
 """
 
