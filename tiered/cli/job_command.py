@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from local.errors import InvalidRequest, LogError, NotFound, RemoteLost
+from local.names import TopicPartition
 from tiered.cli.errors import Exit, stopped_code
 from tiered.cli.options import OUTPUT, REMOTE, REMOTE_OPTIONS, option, parse_partition
 from tiered.cli.progress import byte_progress
 from tiered.cli.render import PricedWork, Result, print_result
 from tiered.cli.session import UNNAMED, Session, Stop, confirm, now_ms, stop_signals
-from tiered.config.units import format_dollars
+from tiered.config.units import format_dollars, parse_bytes
 
 if TYPE_CHECKING:
-    from local.names import TopicPartition
     from local.verify.findings import Finding
     from remote.manifest.catalog import RemotePartitionName
     from remote.segments.encryption import KeyRing
@@ -390,8 +390,6 @@ def open_target(
 
 def parse_rate(text: str) -> int:
     """Parse ``50MB/s`` to bytes per second. Raises InvalidRequest."""
-    from tiered.config.units import parse_bytes
-
     rate = parse_bytes(text.removesuffix("/s"))
     if rate is None or rate <= 0:
         raise InvalidRequest("invalid rate", text=repr(text), expected="a size for a second, such as 50MB/s")

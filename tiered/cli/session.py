@@ -14,6 +14,7 @@ import json
 import os
 import select
 import signal
+import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -25,7 +26,7 @@ import click
 
 from local.errors import Conflict, ErrorCode, InvalidRequest, LogError, NotFound
 from tiered.cli.errors import Exit, Terminated, unread_code
-from tiered.cli.progress import Progress
+from tiered.cli.progress import Progress, load_progress
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -139,7 +140,6 @@ class Session:
         """
         config = self.config(overrides)
         self.set_up_logging(is_daemon=is_daemon, reports_problems=read_only or is_hasty)
-        from tiered.cli.progress import load_progress
         from tiered.manager.manager import LogManager
         from tiered.stores.configured_store import BriefStore, ShortDeadlineStore
 
@@ -291,8 +291,6 @@ def confirm(question: str, *, yes: bool, without: str) -> None:
     """Ask at a terminal, unless `yes`. Elsewhere raise a UsageError with the text `without`."""
     if yes:
         return
-    import sys
-
     if not sys.stdin.isatty():
         raise click.UsageError(without)
     click.confirm(question, abort=True, err=True)

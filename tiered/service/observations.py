@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from local.errors import AlreadyExists, LogError, NotFound
 from local.names import LOG, parse_partition_directory
@@ -21,12 +21,10 @@ from local.storage.storage import ObservedStorage
 from remote.keys import INDEXES_SUFFIX, is_segment_object, parse_topic_directory
 from remote.store import ObjectStore
 from remote.store.middleware.store_wrapper import Around, ObservedStore
+from tiered.config.config import Config
 from tiered.manager.manager import LogManager
 from tiered.partition.partition_table import OnProgress
 from tiered.stores.configured_store import configured_store
-
-if TYPE_CHECKING:
-    from tiered.config.config import Config
 
 FSYNC_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 STORE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

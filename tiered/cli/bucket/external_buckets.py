@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from local.errors import InvalidRequest, LogError, NotFound, Unavailable
+from local.names import TopicPartition
 from tiered.cli.errors import Exit, worst
 from tiered.cli.job_command import DRY_RUN, Bucket, BucketCommand, findings_code, report_findings
 from tiered.cli.options import (
@@ -35,7 +36,6 @@ from tiered.cli.session import Session, now_ms, store_options
 from tiered.config.units import counted, format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:
-    from local.names import TopicPartition
     from local.verify.findings import Finding
     from policies.cost.prices import PriceTable
     from remote.external.external_layout import ExternalFormat, ExternalName
@@ -56,12 +56,6 @@ class PlannedImport(PartitionRow):
     dollars: Annotated[float, number("$", format_dollars)]
 
 
-class ImportPlanned(PricedWork):
-    """``tiered import --dry-run``, and an import without due segments."""
-
-    partitions: list[PlannedImport]
-
-
 class ImportedPartition(PartitionRow):
     """The imported segments and records."""
 
@@ -73,12 +67,6 @@ class ImportedPartition(PartitionRow):
     is_complete: bool
 
 
-class Imported(Work):
-    """``tiered import``."""
-
-    partitions: list[ImportedPartition]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SourceLayout(Layout):
     layout: str = option(
@@ -87,6 +75,12 @@ class _SourceLayout(Layout):
         choices=LAYOUTS,
         default="auto",
     )
+
+
+ImportPlanned = PricedWork.declare(
+    "ImportPlanned", "``tiered import --dry-run``, and an import without due segments.", partitions=list[PlannedImport]
+)
+Imported = Work.declare("Imported", "``tiered import``.", partitions=list[ImportedPartition])
 
 
 @command("import", example="import s3://their-bucket orders --dry-run", has_progress=True)
@@ -227,10 +221,7 @@ class RemotePartition(PartitionRow):
     error: str | None
 
 
-class RemoteListed(Result):
-    """``tiered remote ls``."""
-
-    partitions: list[RemotePartition]
+RemoteListed = Result.declare("RemoteListed", "``tiered remote ls``.", partitions=list[RemotePartition])
 
 
 @click.group("remote")
@@ -314,10 +305,7 @@ class BrokerPartition(PartitionRow):
     at_risk_bytes: Annotated[int | None, number("BYTES AT RISK", format_bytes)]
 
 
-class Adopted(Result):
-    """``tiered adopt``."""
-
-    partitions: list[BrokerPartition]
+Adopted = Result.declare("Adopted", "``tiered adopt``.", partitions=list[BrokerPartition])
 
 
 @command("adopt", example="adopt /var/kafka/data orders --remote s3://my-bucket/kafka", has_progress=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from local.errors import InvalidRequest
+from local.names import check_topic
 from tiered.cli.errors import Exit
 from tiered.cli.job_command import Bucket, JobCommand, check_job_id, is_submitted, open_bucket, task_bucket
 from tiered.cli.options import (
@@ -55,20 +56,12 @@ class PipelineUnit(Struct):
     why: Annotated[str, text("REASON")]
 
 
-class PipelinePlan(Result):
-    """``tiered pipeline plan``."""
-
-    is_complete: bool
-    dollars: float
-    units: list[PipelineUnit]
-
-
-class PipelineRun(Result):
-    """``tiered pipeline run``."""
-
-    job: str
-    is_complete: bool
-    units: list[PipelineUnit]
+PipelinePlan = Result.declare(
+    "PipelinePlan", "``tiered pipeline plan``.", is_complete=bool, dollars=float, units=list[PipelineUnit]
+)
+PipelineRun = Result.declare(
+    "PipelineRun", "``tiered pipeline run``.", job=str, is_complete=bool, units=list[PipelineUnit]
+)
 
 
 @click.group("pipeline")
@@ -98,7 +91,6 @@ class PipelineCommand(JobCommand):
             yield spark
 
     def fleet(self) -> Fleet:
-        from local.names import check_topic
         from tiered.jobs.pipeline import Fleet
 
         session, is_configured = self.session, self.url is None
@@ -232,13 +224,6 @@ class PlannedExport(PartitionRow):
     tasks: Annotated[int, number("TASKS")]
 
 
-class BackfillPlan(Work):
-    """``tiered backfill --dry-run``."""
-
-    target: str
-    ranges: list[PlannedExport]
-
-
 class ParquetFile(PartitionRow):
     """A Parquet file."""
 
@@ -256,6 +241,9 @@ class Backfilled(Result):
     is_complete: bool
     records: int
     files: list[ParquetFile]
+
+
+BackfillPlan = Work.declare("BackfillPlan", "``tiered backfill --dry-run``.", target=str, ranges=list[PlannedExport])
 
 
 @command("backfill", example="backfill orders --from @-30d --to s3://my-lake/orders", has_progress=True)

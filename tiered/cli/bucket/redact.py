@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
+from local.errors import LogError
 from tiered.cli.bucket.rewrite import RewriteCommand, rewrite
 from tiered.cli.errors import Exit, worst
 from tiered.cli.job_command import Bucket
@@ -19,7 +20,6 @@ from tiered.cli.session import Session, confirm, now_ms
 from tiered.config.units import counted, format_bytes, format_count, format_dollars, rfc3339
 
 if TYPE_CHECKING:
-    from local.errors import LogError
     from tiered.jobs.job_bucket import Bucket as TaskBucket
     from tiered.jobs.key_search import KeyCount, KeyDigests, Scan, Survey
     from tiered.jobs.redacting import Redaction
@@ -105,24 +105,6 @@ class RedactedPartition(PartitionRow):
     is_complete: bool
 
 
-class Redacted(Work):
-    """``tiered rewrite redact``. `findings` are the result of the proof: empty if no readable record has a key."""
-
-    keys: int
-    holders: list[RecordHolder]
-    findings: list[KeyFinding]
-    partitions: list[RedactedPartition]
-
-
-class KeysSearched(Result):
-    """``tiered rewrite redact --verify``."""
-
-    keys: int
-    segments: int
-    read_bytes: int
-    findings: list[KeyFinding]
-
-
 @dataclass(kw_only=True)
 class _Work:
     job: RewriteCommand
@@ -165,6 +147,24 @@ class _Work:
         for at, cause in sorted(errors.items()):
             self.job.session.warn(f"{plans[at].name.topic_partition}: {cause}")
         return outcomes, worst(errors.values())
+
+
+class Redacted(Work):
+    """``tiered rewrite redact``. `findings` are the result of the proof: empty if no readable record has a key."""
+
+    keys: int
+    holders: list[RecordHolder]
+    findings: list[KeyFinding]
+    partitions: list[RedactedPartition]
+
+
+class KeysSearched(Result):
+    """``tiered rewrite redact --verify``."""
+
+    keys: int
+    segments: int
+    read_bytes: int
+    findings: list[KeyFinding]
 
 
 @command("redact", rewrite, example="rewrite redact orders --key-file keys --dry-run", has_progress=True)

@@ -36,12 +36,6 @@ class PlannedRestore(PartitionRow):
     exact_from: int | None
 
 
-class RestorePlanned(PricedWork):
-    """``tiered restore --dry-run``."""
-
-    partitions: list[PlannedRestore]
-
-
 class RestoredRow(PartitionRow):
     """As planned; `epoch` null: the present writer was not fenced."""
 
@@ -54,10 +48,8 @@ class RestoredRow(PartitionRow):
     exact_from: int | None
 
 
-class Restored(Work):
-    """``tiered restore``."""
-
-    partitions: list[RestoredRow]
+RestorePlanned = PricedWork.declare("RestorePlanned", "``tiered restore --dry-run``.", partitions=list[PlannedRestore])
+Restored = Work.declare("Restored", "``tiered restore``.", partitions=list[RestoredRow])
 
 
 @command("restore", example="restore orders --to restored --dry-run", has_progress=True)
@@ -172,10 +164,7 @@ class ForkedPartition(PartitionRow):
     topic_id: str
 
 
-class Forked(PricedWork):
-    """``tiered fork``."""
-
-    partitions: list[ForkedPartition]
+Forked = PricedWork.declare("Forked", "``tiered fork``.", partitions=list[ForkedPartition])
 
 
 @command("fork", example="fork orders orders-before --dry-run", has_progress=True)

@@ -56,12 +56,6 @@ class PlannedCopy(PartitionRow):
     dollars: Annotated[float, number("$", format_dollars)]
 
 
-class RewritePlanned(PricedWork):
-    """``tiered rewrite merge|recode|copy --dry-run``."""
-
-    partitions: list[PlannedCopy]
-
-
 class RewrittenPartition(PartitionRow):
     """Segments and bytes of the committed groups, before and after.
 
@@ -80,12 +74,6 @@ class RewrittenPartition(PartitionRow):
     groups: int
 
 
-class Rewritten(Work):
-    """``tiered rewrite merge|recode``."""
-
-    partitions: list[RewrittenPartition]
-
-
 class CopiedPartition(PartitionRow):
     """`behind` segments were added to the source during the copy."""
 
@@ -96,10 +84,11 @@ class CopiedPartition(PartitionRow):
     is_complete: bool
 
 
-class Copied(Work):
-    """``tiered rewrite copy``."""
-
-    partitions: list[CopiedPartition]
+RewritePlanned = PricedWork.declare(
+    "RewritePlanned", "``tiered rewrite merge|recode|copy --dry-run``.", partitions=list[PlannedCopy]
+)
+Rewritten = Work.declare("Rewritten", "``tiered rewrite merge|recode``.", partitions=list[RewrittenPartition])
+Copied = Work.declare("Copied", "``tiered rewrite copy``.", partitions=list[CopiedPartition])
 
 
 @click.group("rewrite")
@@ -233,7 +222,7 @@ def copy(
 
 def _planned(
     job: RewriteCommand, plans: Sequence[RewritePlan | CopyPlan], counts: Sequence[tuple[int, int]]
-) -> RewritePlanned:
+) -> PricedWork:
     rows = [
         PlannedCopy.of(plan.name, plan.cost, segments=segments, groups=groups)
         for plan, (segments, groups) in zip(plans, counts, strict=True)
@@ -301,10 +290,7 @@ class WrappedKeys(Struct):
     sealed: Annotated[int, number("SEALED")]
 
 
-class KeysRotated(Result):
-    """``tiered rotate-keys``."""
-
-    keys: list[WrappedKeys]
+KeysRotated = Result.declare("KeysRotated", "``tiered rotate-keys``.", keys=list[WrappedKeys])
 
 
 @command("rotate-keys", example="rotate-keys orders --dry-run", has_progress=True)

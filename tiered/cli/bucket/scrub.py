@@ -183,11 +183,7 @@ class RepairRow(Struct):
     topic_id: str
 
 
-class Repaired(Work):
-    """``tiered repair``."""
-
-    size_bytes: int
-    repairs: list[RepairRow]
+Repaired = Work.declare("Repaired", "``tiered repair``.", size_bytes=int, repairs=list[RepairRow])
 
 
 @command("repair", example="repair report.json --dry-run", has_progress=True)
@@ -283,10 +279,7 @@ class OrphansListed(Result):
     orphans: list[Orphan]
 
 
-class OrphansDeleted(Result):
-    """``tiered gc --delete``."""
-
-    deleted: list[Orphan]
+OrphansDeleted = Result.declare("OrphansDeleted", "``tiered gc --delete``.", deleted=list[Orphan])
 
 
 @command("gc", example="gc --older-than 3d", has_progress=True)

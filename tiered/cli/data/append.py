@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from local.errors import DiskFailed, InvalidRequest, LogError, Unavailable
+from local.format.record import Record
 from local.names import TopicPartition
 from tiered.cli.errors import Exit, stopped_code
 from tiered.cli.options import GROUP, OUTPUT, argument, command, duration_ms, option, parse_partition
@@ -25,7 +26,6 @@ from tiered.cli.session import Session, Stop, now_ms, stop_signals, topic_proble
 from tiered.config.units import format_count, format_ms
 
 if TYPE_CHECKING:
-    from local.format.record import Record
     from local.log.log_appender import AppendResult
     from tiered.manager.manager import LogManager
     from tiered.manager.remote_acks import Share
@@ -44,12 +44,6 @@ class AppendedRange(PartitionRow):
     records: Annotated[int, number("RECORDS", format_count)]
 
 
-class Appended(Result):
-    """``tiered append``."""
-
-    appended: list[AppendedRange]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LineForm:
     separator: str | None = option("-K SEP", "Set the separator of key and value in a line; default: no keys.")
@@ -64,6 +58,9 @@ class _LineForm:
         if self.is_jsonl:
             return jsonl_reader(now_ms, partition)
         return line_reader(self.separator, self.is_empty_null, now_ms)
+
+
+Appended = Result.declare("Appended", "``tiered append``.", appended=list[AppendedRange])
 
 
 @command("append", has_progress=True, example="append orders lines.txt -K :")

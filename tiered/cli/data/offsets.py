@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ from tiered.cli.records import ConsumedRecord, parse_template
 from tiered.cli.render import PartitionRow, Result, Work, number, print_result, text, to_json
 from tiered.cli.session import UNNAMED, Session, confirm, now_ms
 from tiered.config.units import format_count, rfc3339
-from tiered.node.problems import UnreadPartitions
+from tiered.node.problems import UnreadPartitions, unread_rows
 
 if TYPE_CHECKING:
     from local.records.offset_spec import FoundOffset
@@ -184,11 +185,7 @@ class OffsetFound(PartitionRow):
     leader_epoch: Annotated[int | None, number("EPOCH")]
 
 
-class Offsets(Result):
-    """``tiered get-offsets``."""
-
-    unread: list[UnreadPartitions]
-    offsets: list[OffsetFound]
+Offsets = Result.declare("Offsets", "``tiered get-offsets``.", unread=list[UnreadPartitions], offsets=list[OffsetFound])
 
 
 @command("get-offsets", example="get-offsets orders --time latest")
@@ -214,8 +211,6 @@ def get_offsets(
     """
     requested = parse_spec(spec, now_ms())
     names = [parse_partition(target) for target in targets]
-    from tiered.node.problems import unread_rows
-
     with session.manager(read_only=True, is_brief=True) as manager:
         partitions = _partitions(manager, names)
         isolation = Isolation.READ_COMMITTED if committed else Isolation.READ_UNCOMMITTED
@@ -275,10 +270,7 @@ class DeletedRange(PartitionRow):
     offsets: Annotated[int, number("OFFSETS DELETED", format_count)]
 
 
-class DeletedRecords(Work):
-    """``tiered delete-records``."""
-
-    partitions: list[DeletedRange]
+DeletedRecords = Work.declare("DeletedRecords", "``tiered delete-records``.", partitions=list[DeletedRange])
 
 
 @command("delete-records", example="delete-records orders/0 --before 1000 --dry-run")
@@ -326,8 +318,6 @@ def _requested(target: str | None, before: int | None, file: IO[bytes] | None) -
 
 def read_offsets(text: bytes) -> dict[TopicPartition, int]:
     """Read Kafka's JSON file of offsets, version 1. Raises InvalidRequest, also for a duplicate partition."""
-    import json
-
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
@@ -361,11 +351,9 @@ class OpenTransaction(PartitionRow):
     timestamp: Annotated[int, text("LAST RECORD", rfc3339)]
 
 
-class Transactions(Result):
-    """``tiered transactions list``."""
-
-    unread: list[UnreadPartitions]
-    transactions: list[OpenTransaction]
+Transactions = Result.declare(
+    "Transactions", "``tiered transactions list``.", unread=list[UnreadPartitions], transactions=list[OpenTransaction]
+)
 
 
 @click.group("transactions")
@@ -377,7 +365,6 @@ def transactions() -> None:
 def list_open(session: Session, targets: tuple[str, ...] = PARTITIONS, output: str = OUTPUT) -> int:
     """List the open transactions of partitions; of all topics without arguments."""
     names = [parse_partition(target) for target in targets]
-    from tiered.node.problems import unread_rows
     from tiered.partition.hanging_transactions import open_transactions
 
     with session.manager(read_only=True, is_brief=True) as manager:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import unquote
 
 from local.errors import InvalidRequest, LogError, NotFound
 from tiered.cli.errors import Exit, stopped_code
@@ -72,11 +74,7 @@ class BenchRequests(RequestsSent):
     dollars: Annotated[float, number("$", format_dollars)]
 
 
-class BenchPlanned(Work):
-    """``tiered bench --dry-run``."""
-
-    bucket: str
-    requests: list[BenchRequests]
+BenchPlanned = Work.declare("BenchPlanned", "``tiered bench --dry-run``.", bucket=str, requests=list[BenchRequests])
 
 
 @command("bench", has_progress=True, example="bench --size 64MiB")
@@ -138,9 +136,6 @@ def _store(session: Session, *, remote: bool) -> Iterator[ObjectStore | None]:
     if not remote:
         yield None
         return
-    from dataclasses import replace
-    from urllib.parse import unquote
-
     from remote.keys import new_ulid
     from tiered.bench.benchmark import PREFIX
     from tiered.stores.configured_store import configured_store

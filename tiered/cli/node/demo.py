@@ -59,12 +59,7 @@ class DemoBill(Struct):
     region: str
 
 
-class Demo(Result):
-    """``tiered demo``."""
-
-    tiers: list[DemoTier]
-    bill: DemoBill
-    steps: list[DemoStep]
+Demo = Result.declare("Demo", "``tiered demo``.", tiers=list[DemoTier], bill=DemoBill, steps=list[DemoStep])
 
 
 @command("demo", example="demo")
@@ -87,13 +82,13 @@ def demo(
     root = os.path.abspath(directory or os.path.join(session.directory, "tiered-demo"))
     with _progress(session) as report:
         result = run_demo(root, limit=limit, with_spark=not no_spark, report=report)
-    done = Demo(_tiers(result), _bill(result), _steps(result))
-    print_result(done, output)
+    tiers, bill = _tiers(result), _bill(result)
+    print_result(Demo(tiers, bill, _steps(result)), output)
     if output != "table":
         return
     click.echo()
-    print_table(done.tiers, columns_of(DemoTier))
-    click.echo(f"\n{_bill_in_words(done.bill)}")
+    print_table(tiers, columns_of(DemoTier))
+    click.echo(f"\n{_bill_in_words(bill)}")
     session.say(f"\n{_look_around(result)}")
 
 

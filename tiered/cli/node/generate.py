@@ -65,12 +65,6 @@ class ExplainedSetting(Struct):
     meaning: str
 
 
-class ConfigExplained(Result):
-    """``tiered config explain``; one setting."""
-
-    settings: list[ExplainedSetting]
-
-
 class LintFinding(Struct):
     """`where` is a line of a file or another place; `topics` are the affected ones, none for all."""
 
@@ -83,12 +77,6 @@ class LintFinding(Struct):
     code: str
 
 
-class ConfigLinted(Result):
-    """``tiered config lint``."""
-
-    findings: list[LintFinding]
-
-
 class TopicConfigs(Struct):
     """Kafka's configs of a topic."""
 
@@ -96,10 +84,11 @@ class TopicConfigs(Struct):
     configs: dict[str, str]
 
 
-class ConfigExported(Result):
-    """``tiered config export --format json``."""
-
-    topics: list[TopicConfigs]
+ConfigExplained = Result.declare(
+    "ConfigExplained", "``tiered config explain``; one setting.", settings=list[ExplainedSetting]
+)
+ConfigLinted = Result.declare("ConfigLinted", "``tiered config lint``.", findings=list[LintFinding])
+ConfigExported = Result.declare("ConfigExported", "``tiered config export --format json``.", topics=list[TopicConfigs])
 
 
 def complete_setting_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -144,10 +144,7 @@ class DoctorFinding(Struct):
     code: str
 
 
-class Doctor(Result):
-    """``tiered doctor``."""
-
-    findings: list[DoctorFinding]
+Doctor = Result.declare("Doctor", "``tiered doctor``.", findings=list[DoctorFinding])
 
 
 @command("doctor", example="-C logs doctor")

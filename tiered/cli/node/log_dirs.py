@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from local.errors import InvalidRequest
+from local.names import check_topic
 from policies.placement import Broker, alternate_racks, assign_replicas
 from tiered.cli.errors import Exit
 from tiered.cli.options import OUTPUT, argument, command, option, parse_partition_at
@@ -39,10 +40,7 @@ class LogDirectory(Struct):
     error: str | None
 
 
-class LogDirs(Result):
-    """``tiered log-dirs``."""
-
-    directories: list[LogDirectory]
+LogDirs = Result.declare("LogDirs", "``tiered log-dirs``.", directories=list[LogDirectory])
 
 
 def _moving(row: PlacedPartition) -> str:
@@ -60,12 +58,6 @@ class PlacedPartition(Struct):
     is_deleted: Annotated[bool, text("MOVING", of=_moving)]
 
 
-class LogDirsPartitions(Result):
-    """``tiered log-dirs -p``."""
-
-    partitions: list[PlacedPartition]
-
-
 class Move(PartitionRow):
     """`free_bytes` null: the file system does not report it."""
 
@@ -75,10 +67,8 @@ class Move(PartitionRow):
     free_bytes: Annotated[int | None, number("FREE ON TARGET", format_bytes)]
 
 
-class LogDirsMove(Result):
-    """``tiered log-dirs move --dry-run``."""
-
-    moves: list[Move]
+LogDirsPartitions = Result.declare("LogDirsPartitions", "``tiered log-dirs -p``.", partitions=list[PlacedPartition])
+LogDirsMove = Result.declare("LogDirsMove", "``tiered log-dirs move --dry-run``.", moves=list[Move])
 
 
 @command("log-dirs", cls=click.Group, invoke_without_command=True, example="log-dirs --partitions")
@@ -204,8 +194,6 @@ def placement(
     FILE has one broker a line, or several separated by commas: ID or ID:RACK. The JSON is the input of Kafka's
     kafka-reassign-partitions.
     """
-    from local.names import check_topic
-
     fleet = parse_fleet(_text(file, brokers))
     check_topic(topic)
     # Random as in Kafka; printed, so that the same assignment can be requested again.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from local.errors import InvalidRequest
+from remote.store import ObjectStore
 from tiered.cli.errors import Exit, one_line, stopped_code, unread_code, worst
 from tiered.cli.job_command import open_bucket, open_target
 from tiered.cli.options import OUTPUT, TOPICS, YES, argument, command, option, parse_moment, settings_option
@@ -16,11 +17,10 @@ from tiered.cli.session import Session, confirm, now_ms, stop_signals, topic_pro
 from tiered.config.price_file import PricesUsed
 from tiered.config.units import DOLLARS_SHOWN, counted, format_bytes, format_dollars, format_lasted
 from tiered.config.user_files import check_target
-from tiered.node.problems import UnreadPartitions
-from tiered.status.status_report import DeferredSegment, deferral_lines
+from tiered.node.problems import UnreadPartitions, unread_rows
+from tiered.status.status_report import DeferredSegment, deferral_lines, deferral_rows
 
 if TYPE_CHECKING:
-    from remote.store import ObjectStore
     from tiered.cost.advice_applying import StepState
     from tiered.plans.planning import PricedPlan
     from tiered.plans.saved_plan import SavedPlan
@@ -99,10 +99,8 @@ def plan(
 
     Segments that are not copied, cleaned or dropped yet are listed on stderr, with the reason and its end.
     """
-    from tiered.node.problems import unread_rows
     from tiered.plans.planning import decision_row, priced_plan, total_rows
     from tiered.plans.saved_plan import WRITING, save_plan, write_plan
-    from tiered.status.status_report import deferral_rows
 
     made_ms = now_ms()
     at_ms = made_ms if at is None else parse_moment(at, made_ms)
@@ -202,10 +200,7 @@ class AppliedPartition(Struct):
     partition: int
 
 
-class PlanApplied(Result):
-    """``tiered apply`` of a plan."""
-
-    partitions: list[AppliedPartition]
+PlanApplied = Result.declare("PlanApplied", "``tiered apply`` of a plan.", partitions=list[AppliedPartition])
 
 
 @command("apply", has_progress=True, example="apply plan.json --dry-run")
@@ -319,10 +314,7 @@ class AdvisedStep(Struct):
     parts: int
 
 
-class AdviceApplied(Work):
-    """``tiered apply`` of advice."""
-
-    steps: list[AdvisedStep]
+AdviceApplied = Work.declare("AdviceApplied", "``tiered apply`` of advice.", steps=list[AdvisedStep])
 
 
 def _apply_steps(session: Session, saved: SavedPlan, output: str) -> int:

@@ -27,6 +27,7 @@ from tiered.cli.errors import Exit, one_line, worst
 from tiered.cli.options import GROUP, command, duration_ms, option
 from tiered.cli.progress import copy_progress
 from tiered.cli.session import Session, Stop, now_ms, stop_signals
+from tiered.config.clock_guard import ClockGuard, counted_ms
 from tiered.config.properties import JUMP_HOLD
 from tiered.config.units import counted, format_ms
 from tiered.node.problems import group_problems, problems_of, read_report
@@ -115,7 +116,6 @@ def run(
 def _started(
     session: Session, stack: ExitStack, seen: Observations, interval: str | None, *, is_once: bool, takes_over: bool
 ) -> Worker:
-    from tiered.config.clock_guard import ClockGuard
     from tiered.service.worker import Worker
     from tiered.stores.store_check import store_clock_of
 
@@ -269,7 +269,6 @@ def web(
     requires a token; without --token-file the command generates one and prints it.
     """
     from remote.manifest.manifest_memory_cache import ManifestMemoryCache
-    from tiered.config.clock_guard import counted_ms
     from tiered.web.pages.manager_cache import ManagerCache
     from tiered.web.pages.site import Site
 

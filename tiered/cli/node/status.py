@@ -26,6 +26,7 @@ from tiered.cli.render import (
     text,
 )
 from tiered.cli.session import Session, now_ms, stop_signals
+from tiered.config.clock_guard import counted_ms
 from tiered.config.units import counted, format_bytes, format_count, format_dollars, format_lasted, format_ms
 from tiered.node.problems import ProblemGroup, group_problems
 from tiered.status.status_report import (
@@ -178,7 +179,6 @@ def status(
     stuck_after_ms = duration_ms("--stuck-after", stuck_after, "30s")
     pause_ms = duration_ms("--interval", interval, "30s")
     from remote.manifest.manifest_memory_cache import ManifestMemoryCache
-    from tiered.config.clock_guard import counted_ms
 
     known = ManifestMemoryCache(counted_ms) if watch else None
 

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from local.errors import Conflict, LogError, NotFound
+from local.names import parse_partition_directory
 from tiered.cli.errors import Exit, stopped_code
 from tiered.cli.options import OUTPUT, argument, command, option, parse_partition, parse_share
 from tiered.cli.progress import byte_progress
 from tiered.cli.render import Result, Struct, number, print_result, text
 from tiered.cli.session import Session, now_ms, stop_signals
+from tiered.config.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from local.storage import Storage
@@ -58,10 +60,7 @@ class VerifiedRemote(Result):
     findings: list[VerifyFinding]
 
 
-class Verified(Result):
-    """``tiered verify``."""
-
-    findings: list[VerifyFinding]
+Verified = Result.declare("Verified", "``tiered verify``.", findings=list[VerifyFinding])
 
 
 @command("verify", has_progress=True, example="verify orders --deep")
@@ -169,8 +168,6 @@ def _paths(session: Session, targets: Sequence[str]) -> list[str]:
 
 
 def _of_topic(session: Session, target: str) -> list[str]:
-    from local.names import parse_partition_directory
-
     topic, number = parse_partition(target)
     found = []
     for root in session.config().data_dirs:
@@ -265,8 +262,6 @@ def _verified_remote(verdict: BucketVerdict, lost: list[str]) -> VerifiedRemote:
 
 
 def _print_bucket_summary(session: Session, verdict: BucketVerdict, targets: Sequence[str]) -> None:
-    from tiered.config.units import counted, format_bytes
-
     found, sample = verdict.report, verdict.sample
     depth = f"bytes of {verdict.read_segments} of {verdict.segments} segments decoded, {format_bytes(found.read_bytes)}"
     if found.unread_segments:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from local.errors import InvalidRequest, LogError, NotFound
+from local.names import TopicPartition
 from tiered.cli.errors import Exit, worst
 from tiered.cli.job_command import Bucket, JobCommand, check_job_id
 from tiered.cli.options import GROUP, argument, command, option
@@ -15,7 +16,6 @@ from tiered.cli.session import Session, now_ms, topic_problems
 from tiered.config.units import counted, format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:
-    from local.names import TopicPartition
     from remote.manifest.catalog import RemotePartitionName
     from tiered.jobs.bucket_compaction import CompactionOutcome, CompactionPlan
 
@@ -33,12 +33,6 @@ class CompactedPartition(PartitionRow):
     cleaner_offset: Annotated[int | None, number("CLEAN UP TO", format_count)]
 
 
-class Compacted(Work):
-    """``tiered compact``."""
-
-    partitions: list[CompactedPartition]
-
-
 class EstimatedPartition(PartitionRow):
     """The estimated gain of a pass; `basis` says which part of it was counted."""
 
@@ -53,12 +47,6 @@ class EstimatedPartition(PartitionRow):
     sampled_bytes: int
     tiered_bytes: int
     basis: Annotated[str, text("BASIS")]
-
-
-class CompactEstimated(Work):
-    """``tiered compact --dry-run``."""
-
-    partitions: list[EstimatedPartition]
 
 
 class BucketCompactedPartition(PartitionRow):
@@ -82,13 +70,6 @@ class BucketCompactedPartition(PartitionRow):
     cleaner_offset: Annotated[int, number("CLEAN UP TO", format_count)]
 
 
-class BucketCompacted(Work):
-    """``tiered compact --bucket``."""
-
-    job: str
-    partitions: list[BucketCompactedPartition]
-
-
 class BucketCompactionPlan(PartitionRow):
     """The segments that a job would rewrite."""
 
@@ -101,11 +82,16 @@ class BucketCompactionPlan(PartitionRow):
     dollars: Annotated[float, number("$ ESTIMATE", format_dollars)]
 
 
-class BucketCompactPlanned(Work):
-    """``tiered compact --bucket --dry-run``."""
-
-    job: str
-    partitions: list[BucketCompactionPlan]
+Compacted = Work.declare("Compacted", "``tiered compact``.", partitions=list[CompactedPartition])
+CompactEstimated = Work.declare(
+    "CompactEstimated", "``tiered compact --dry-run``.", partitions=list[EstimatedPartition]
+)
+BucketCompacted = Work.declare(
+    "BucketCompacted", "``tiered compact --bucket``.", job=str, partitions=list[BucketCompactedPartition]
+)
+BucketCompactPlanned = Work.declare(
+    "BucketCompactPlanned", "``tiered compact --bucket --dry-run``.", job=str, partitions=list[BucketCompactionPlan]
+)
 
 
 @command("compact", example="compact orders --dry-run", has_progress=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import click
@@ -11,7 +12,7 @@ from tiered.cli.options import OUTPUT, TOPICS, YES, argument, command, option
 from tiered.cli.render import PartitionRow, Result, Struct, Work, number, print_result, text
 from tiered.cli.session import Session, confirm, now_ms, stop_signals, topic_problems
 from tiered.config.units import counted, format_bytes, format_count, format_ms
-from tiered.node.problems import UnreadPartitions
+from tiered.node.problems import UnreadPartitions, group_problems, uncleanable_problem, unread_rows
 
 if TYPE_CHECKING:
     from tiered.jobs.view_jobs import ViewStatus
@@ -39,13 +40,6 @@ class CleaningState(PartitionRow):
     retry_ms: int | None
 
 
-class CompactionStatus(Result):
-    """``tiered compaction status``."""
-
-    unread: list[UnreadPartitions]
-    partitions: list[CleaningState]
-
-
 class CleaningRun(PartitionRow):
     """A pass; `error` null if it came to its end."""
 
@@ -71,17 +65,17 @@ class CleaningRun(PartitionRow):
     error: str | None
 
 
-class CompactionRuns(Result):
-    """``tiered compaction status --runs N``."""
-
-    runs: list[CleaningRun]
-
-
 class CleanerGauge(Struct):
     """A gauge by Kafka's name; null before the first pass."""
 
     name: Annotated[str, text("METRIC")]
     value: Annotated[float | None, number("VALUE")]
+
+
+CompactionStatus = Result.declare(
+    "CompactionStatus", "``tiered compaction status``.", unread=list[UnreadPartitions], partitions=list[CleaningState]
+)
+CompactionRuns = Result.declare("CompactionRuns", "``tiered compaction status --runs N``.", runs=list[CleaningRun])
 
 
 class CompactionMetrics(Result):
@@ -104,10 +98,7 @@ class CleaningAdvice(Struct):
     text: _Advice
 
 
-class CompactionAdvice(Result):
-    """``tiered compaction advise``."""
-
-    advice: list[CleaningAdvice]
+CompactionAdvice = Result.declare("CompactionAdvice", "``tiered compaction advise``.", advice=list[CleaningAdvice])
 
 
 @click.group("compaction")
@@ -126,10 +117,7 @@ def show_compaction(
     output: str = OUTPUT,
 ) -> int:
     """Show each compacted partition: dirty share, state, last pass. Exit 10 if one cannot be cleaned."""
-    from dataclasses import asdict
-
     from local.cleaner.cleaner_history import summary
-    from tiered.node.problems import group_problems, uncleanable_problem, unread_rows
     from tiered.status.compaction_status import cleaner_metrics, compaction_status, log_row, unread_logs
 
     now = now_ms()
@@ -208,25 +196,6 @@ class View(PartitionRow):
     is_local: bool
 
 
-class Views(Result):
-    """``tiered view status``."""
-
-    unread: list[UnreadPartitions]
-    views: list[View]
-
-
-class ViewsToDrop(Work):
-    """``tiered view drop --dry-run``."""
-
-    views: list[View]
-
-
-class ViewsBuilt(Work):
-    """``tiered view build``."""
-
-    partitions: list[View]
-
-
 class PlannedView(PartitionRow):
     """The offsets that a view would take up."""
 
@@ -236,10 +205,10 @@ class PlannedView(PartitionRow):
     size_bytes: Annotated[int, number("BYTES", format_bytes)]
 
 
-class ViewsPlanned(Work):
-    """``tiered view build --dry-run``."""
-
-    partitions: list[PlannedView]
+Views = Result.declare("Views", "``tiered view status``.", unread=list[UnreadPartitions], views=list[View])
+ViewsToDrop = Work.declare("ViewsToDrop", "``tiered view drop --dry-run``.", views=list[View])
+ViewsBuilt = Work.declare("ViewsBuilt", "``tiered view build``.", partitions=list[View])
+ViewsPlanned = Work.declare("ViewsPlanned", "``tiered view build --dry-run``.", partitions=list[PlannedView])
 
 
 _NAME = option("--name NAME", "Choose the view of the topic.", default=NAME)
@@ -302,7 +271,6 @@ def show_views(
     named.
     """
     from tiered.jobs.view_jobs import view_status
-    from tiered.node.problems import unread_rows
     from tiered.status.status_report import unread_partitions
 
     with session.manager(read_only=True, is_brief=True) as manager:

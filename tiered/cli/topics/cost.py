@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable
@@ -17,10 +18,10 @@ from tiered.cli.errors import Exit
 from tiered.cli.options import GROUP, OUTPUT, TOPICS, Number, command, option
 from tiered.cli.render import Column, Result, Struct, columns_of, number, print_result, text, write_lines
 from tiered.cli.session import Session, now_ms, topic_problems
-from tiered.config.price_file import PricesUsed
+from tiered.config.price_file import PricesUsed, configured_prices, price_rows
 from tiered.config.units import format_bytes, format_dollars, parse_duration
 from tiered.config.user_files import check_target, write_given
-from tiered.node.problems import UnreadPartitions
+from tiered.node.problems import UnreadPartitions, unread_rows
 
 if TYPE_CHECKING:
     from tiered.cost.cost_history import Measured
@@ -63,17 +64,6 @@ class TopicCost(Struct):
     metered_months: float
 
 
-class CostShow(Result):
-    """``tiered cost show``."""
-
-    prices: PricesUsed
-    dollars_per_month: float | None
-    metered_since_ms: int | None
-    rate_since_ms: int | None
-    unread: list[UnreadPartitions]
-    topics: list[TopicCost]
-
-
 class Advice(Struct):
     """One piece of advice; `segments` 0 for a setting."""
 
@@ -88,12 +78,20 @@ class Advice(Struct):
     command: str
 
 
-class CostAdvise(Result):
-    """``tiered cost advise``."""
+class CostShow(Result):
+    """``tiered cost show``."""
 
     prices: PricesUsed
+    dollars_per_month: float | None
+    metered_since_ms: int | None
+    rate_since_ms: int | None
     unread: list[UnreadPartitions]
-    advice: list[Advice]
+    topics: list[TopicCost]
+
+
+CostAdvise = Result.declare(
+    "CostAdvise", "``tiered cost advise``.", prices=PricesUsed, unread=list[UnreadPartitions], advice=list[Advice]
+)
 
 
 @click.group("cost")
@@ -109,7 +107,6 @@ def show(session: Session, topics: tuple[str, ...] = TOPICS, output: str = OUTPU
     unknown figure is a dash, null in JSON; then the exit code is 6 or 10.
     """
     from tiered.cost.topic_cost import cost_report
-    from tiered.node.problems import unread_rows
 
     with session.manager(read_only=True, is_brief=True) as manager:
         report = cost_report(manager, now_ms(), topics or None)
@@ -136,10 +133,6 @@ def prices(session: Session) -> None:
 
     To change single prices, save the output, edit it, and set `cost.prices` to the file.
     """
-    import json
-
-    from tiered.config.price_file import configured_prices, price_rows
-
     click.echo(json.dumps(price_rows(configured_prices(session.config())), indent=2))
 
 
@@ -157,7 +150,6 @@ def advise(
     """Show changes that reduce the bill: settings, and segments to move to another storage class. Changes nothing."""
     from tiered.cost.cost_advising import cost_advice
     from tiered.cost.cost_history import read_rates
-    from tiered.node.problems import unread_rows
     from tiered.plans.saved_plan import WRITING, write_plan
 
     rates, has_classes = read_rates(rate), _has_classes(session)
@@ -316,7 +308,6 @@ def simulate(
     """
     from tiered.cost.cost_history import read_rates
     from tiered.cost.cost_simulation import shown, simulate_costs
-    from tiered.node.problems import unread_rows
     from tiered.status.status_report import unread_partitions
     from tiered.web.pages.cost_page import chart_lines, cost_page
 

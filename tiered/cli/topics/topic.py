@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from local.errors import LogError
+from local.names import check_topic
+from local.storage import DiskStorage
+from policies.rules import Pause
 from tiered.cli.errors import Exit
 from tiered.cli.options import OUTPUT, TOPICS, YES, argument, command, option, settings_option
 from tiered.cli.render import Column, Result, Struct, Work, columns_of, number, pairs, print_result, text
 from tiered.cli.session import Session, complete_topics, confirm, now_ms, topic_problems
 from tiered.config.units import format_bytes, format_count, format_lasted, format_ms
-from tiered.node.problems import UnreadPartitions
+from tiered.node.problems import UnreadPartitions, unread_rows
 from tiered.partition.partition_status import partition_status
 
 if TYPE_CHECKING:
-    from policies.rules import Pause
     from tiered.config.config import Setting
     from tiered.node.topic_registry import Places, Topic
     from tiered.topics import topic_dry_run
@@ -40,25 +42,12 @@ class ListedTopic(Struct):
     settings: Annotated[dict[str, str], text("SETTINGS", pairs)]
 
 
-class Topics(Result):
-    """``tiered topic list``, and the topics that ``create``, ``alter`` and ``delete`` changed."""
-
-    topics: list[ListedTopic]
-
-
 class EffectiveSetting(Struct):
     """An effective setting and its origin."""
 
     property: Annotated[str, text("PROPERTY")]
     value: Annotated[str, text("VALUE")]
     origin: Annotated[str, text("ORIGIN")]
-
-
-class TopicSettings(Result):
-    """``tiered topic describe --settings``."""
-
-    topic: str
-    settings: list[EffectiveSetting]
 
 
 class DescribedPartition(Struct):
@@ -72,6 +61,17 @@ class DescribedPartition(Struct):
     local_bytes: Annotated[int | None, number("LOCAL", format_bytes)]
     remote_segments: Annotated[int | None, number("REMOTE SEGMENTS")]
     remote_bytes: Annotated[int | None, number("REMOTE", format_bytes)]
+
+
+class Topics(Result):
+    """``tiered topic list``, and the topics that ``create``, ``alter`` and ``delete`` changed."""
+
+    topics: list[ListedTopic]
+
+
+TopicSettings = Result.declare(
+    "TopicSettings", "``tiered topic describe --settings``.", topic=str, settings=list[EffectiveSetting]
+)
 
 
 class DescribedTopic(Result):
@@ -100,8 +100,6 @@ def create(
     output: str = OUTPUT,
 ) -> None:
     """Create the topic NAME, or several: all of them, or none if one is refused."""
-    from local.names import check_topic
-
     for name in names:
         check_topic(name)
     if dry_run:
@@ -253,7 +251,6 @@ def describe(
         effective = session.config().explain(name, session.topics().get(name).properties)
         print_result(TopicSettings(name, [EffectiveSetting.of(each, property=each.name) for each in effective]), output)
         return Exit.DONE
-    from tiered.node.problems import unread_rows
     from tiered.status.status_report import unread_partitions
 
     with session.manager(read_only=True, is_brief=True) as manager:
@@ -267,16 +264,6 @@ def describe(
         problems = topic_problems(manager, [name])
     print_result(DescribedTopic(name, found.topic_id, unread_rows(unread), rows), output)
     return session.report(problems, unread)
-
-
-class NewTopic(Work):
-    """``tiered topic create --dry-run``; `namesakes` are ids of topics of this name in the bucket."""
-
-    is_tiered: bool
-    topic: str
-    partitions: int
-    namesakes: list[str]
-    settings: list[EffectiveSetting]
 
 
 class ChangedSetting(Struct):
@@ -327,6 +314,16 @@ class DeletedTopic(Work):
     local_bytes: int | None
     remote_bytes: int | None
     partitions: list[PartitionLost]
+
+
+class NewTopic(Work):
+    """``tiered topic create --dry-run``; `namesakes` are ids of topics of this name in the bucket."""
+
+    is_tiered: bool
+    topic: str
+    partitions: int
+    namesakes: list[str]
+    settings: list[EffectiveSetting]
 
 
 def show_new(session: Session, planned: topic_dry_run.NewTopic, output: str) -> None:
@@ -424,10 +421,9 @@ class PausedTopic(Struct):
     paused_since_ms: int | None
 
 
-class Paused(Result):
-    """``tiered pause`` and ``tiered resume``: the topics that are paused now."""
-
-    paused: list[PausedTopic]
+Paused = Result.declare(
+    "Paused", "``tiered pause`` and ``tiered resume``: the topics that are paused now.", paused=list[PausedTopic]
+)
 
 
 @command("pause", example="pause orders --reason 'the bucket moves'")
@@ -472,8 +468,6 @@ def _show_paused(
     session: Session, change: Callable[[Places], Mapping[str, Pause]], output: str, *, dry_run: bool
 ) -> Mapping[str, Pause]:
     """Change or only read the pauses of all log directories; print and return the topics that are then paused."""
-    from local.storage import DiskStorage
-
     found, at_ms = change([(DiskStorage(), root) for root in session.config().data_dirs]), now_ms()
     rows = [PausedTopic.of(each, topic=name, paused_since_ms=each.since_ms) for name, each in sorted(found.items())]
     lasted = Column("", "FOR", format_ms, is_number=True, of=lambda row: _lasted_ms(row, at_ms))
