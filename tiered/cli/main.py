@@ -6,9 +6,11 @@ import errno
 import gc
 import os
 import sys
+import tomllib
 from collections.abc import Sequence
 from importlib import import_module
 from keyword import iskeyword
+from pkgutil import get_data
 from typing import TYPE_CHECKING
 
 import click
@@ -16,62 +18,16 @@ import click
 from local.errors import LogError
 from tiered import __version__
 from tiered.cli.errors import Exit, exit_code, internal, one_line
+from tiered.cli.options import command, option
 from tiered.cli.session import Session, complete_settings, completions, parse_setting
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-# name: (module in this package, one line of help), in the order of use by a new user
-COMMANDS = {
-    "demo": ("node.demo", "Run a complete demo on real data: both tiers, compaction, Spark. Needs no setup."),
-    "init": ("node.init", "Write a tiered.toml and test the object store."),
-    "doctor": ("node.init", "Check this node, its disks and its bucket, and print the next steps."),
-    "topic": ("topics.topic", "Create, alter, list and describe topics."),
-    "append": ("data.append", "Append records from a file or from stdin."),
-    "consume": ("data.offsets", "Read records from both tiers, or from a bucket only."),
-    "dump": ("data.dump", "Print batches, records or index entries as they are stored."),
-    "verify": ("node.verify", "Verify segments, partitions and log directories on the disk."),
-    "scrub": ("bucket.scrub", "Check all objects of a bucket, and with --deep every byte."),
-    "repair": ("bucket.scrub", "Repair what a scrub found, from good copies; prints a plan first."),
-    "gc": ("bucket.scrub", "List orphaned objects of a bucket and what they cost, then delete from the list."),
-    "adopt": ("bucket.external_buckets", "Tier the log directory of a live Kafka broker; its files are only read."),
-    "restore": ("bucket.restore", "Restore topics of a bucket to a disk, whole or up to an offset or a time."),
-    "fork": ("bucket.restore", "Create another topic of the bucket with the same records, without copying them."),
-    "import": (
-        "bucket.external_buckets",
-        "Import a bucket of other software: Aiven, Kafka's LocalTieredStorage, plain logs.",
-    ),
-    "remote": ("bucket.external_buckets", "Inspect any bucket by its address."),
-    "rewrite": (
-        "bucket.redact",  # which adds its command to the group of `bucket.rewrite`
-        "Rewrite a bucket: merge small segments, change codec, key or storage class, erase records by their keys.",
-    ),
-    "pipeline": (
-        "bucket.pipeline",
-        "Clean, tier, expire, recompact and merge the topics of many nodes as one job, on Spark.",
-    ),
-    "backfill": ("bucket.pipeline", "Write records of a bucket as Parquet files, with Spark."),
-    "get-offsets": ("data.offsets", "Print first, last and other named offsets, or offsets by time, over both tiers."),
-    "delete-records": ("data.offsets", "Delete the oldest records: raise the log start offset of partitions."),
-    "transactions": ("data.offsets", "Find hanging transactions, and end them."),
-    "status": ("node.status", "Show the contents of each tier, waiting work, bytes at risk and costs."),
-    "cost": ("topics.cost", "Show, simulate and reduce the monthly costs of topics."),
-    "plan": ("node.plan", "Show what maintenance would do now, and why. Changes nothing."),
-    "compact": ("topics.compact", "Clean a compacted topic now, or estimate the result."),
-    "view": ("topics.compaction", "Build, list and drop compacted views of a topic."),
-    "compaction": ("topics.compaction", "Show the state of compaction, and advice on its settings."),
-    "log-dirs": ("node.log_dirs", "Show the contents of each log directory; move a partition to another one."),
-    "placement": ("node.log_dirs", "Assign the replicas of a topic to brokers, as Kafka does."),
-    "apply": ("node.plan", "Apply a saved plan, if the state has not changed since."),
-    "pause": ("topics.topic", "Pause uploads of some topics, or of all, until they are resumed."),
-    "resume": ("topics.topic", "Resume paused uploads."),
-    "run": ("node.run", "Clean, copy, drop and expire, continuously or --once."),
-    "web": ("node.run", "Serve pages about the directory for a browser: read-only, on loopback."),
-    "bench": ("node.bench", "Measure this machine, disk and bucket, and compare with raw references."),
-    "generate": ("node.generate", "Print a dashboard, alert rules, a unit, an IAM policy or lifecycle rules."),
-    "config": ("node.generate", "Explain a setting: its effect, its value here, and the source of the value."),
-    "completion": ("node.generate", "Print the completion script for bash, zsh or fish."),
-    "rotate-keys": ("bucket.rewrite", "Wrap the data keys of encrypted segments with another key of the key ring."),
+# In the order of use by a new user: module in this package, one line of help.
+COMMANDS: dict[str, tuple[str, str]] = {
+    name: (module, summary)
+    for name, (module, summary) in tomllib.loads((get_data(__package__, "commands.toml") or b"").decode()).items()
 }
 
 _EXIT_CODES = (
@@ -115,55 +71,36 @@ class _LazyGroup(click.Group):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
-@click.group(
+@command(
+    "tiered",
     cls=_LazyGroup,
     epilog=_EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, "-V", "--version", message="tiered %(version)s")
-@click.option(
-    "-C",
-    "--dir",
-    "directory",
-    default=".",
-    envvar="TIERED_DIR",
-    metavar="DIR",
-    help="Name the directory of tiered.toml.",
-)
-@click.option(
-    "-X",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a property; may be repeated.",
-    shell_complete=complete_settings,
-)
-@click.option("--debug", is_flag=True, help="Show tracebacks and all log lines.")
-@click.option("-v", "--verbose", is_flag=True, help="Log every change.")
-@click.option(
-    "--log-format", type=click.Choice(("text", "json")), default="text", help="Choose the format of log lines."
-)
-@click.option("-q", "--quiet", is_flag=True, help="Print only data and errors.")
-@click.pass_context
 def main(
-    ctx: click.Context,
-    directory: str,
-    settings: tuple[str, ...],
-    debug: bool,
-    verbose: bool,
-    log_format: str,
-    quiet: bool,
+    directory: str = option(
+        "-C, --dir DIR", "Name the directory of tiered.toml.", default=".", envvar="TIERED_DIR", show_default=False
+    ),
+    settings: tuple[str, ...] = option(
+        "-X KEY=VALUE", "Override a property; may be repeated.", shell_complete=complete_settings
+    ),
+    is_debug: bool = option("--debug", "Show tracebacks and all log lines."),
+    is_verbose: bool = option("-v, --verbose", "Log every change."),
+    log_format: str = option(
+        "--log-format", "Choose the format of log lines.", choices=("text", "json"), default="text", show_default=False
+    ),
+    is_quiet: bool = option("-q, --quiet", "Print only data and errors."),
 ) -> None:
     """A tiered-storage log manager: Kafka's format on disk, closed segments in an object store."""
     if not directory:
         raise click.UsageError("-C is empty, name a directory")
-    overrides = dict(parse_setting(text) for text in settings)
-    ctx.obj = Session(
+    click.get_current_context().obj = Session(
         directory=directory,
-        overrides=overrides,
-        is_quiet=quiet,
-        is_verbose=verbose,
-        is_debug=debug,
+        overrides=dict(parse_setting(text) for text in settings),
+        is_quiet=is_quiet,
+        is_verbose=is_verbose,
+        is_debug=is_debug,
         log_format=log_format,
     )
 

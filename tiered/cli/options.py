@@ -231,9 +231,13 @@ def command(
         made: click.Command = attributes.pop("cls", click.Command)(
             name,
             callback=invoke,
-            params=[*_parameters(function), *([PROGRESS.parameter("progress", str)] if has_progress else [])],
+            params=[
+                *getattr(function, "__click_params__", ()),
+                *_parameters(function),
+                *([PROGRESS.parameter("progress", str)] if has_progress else []),
+            ],
             help=function.__doc__,
-            epilog=f"\b\nExample: tiered {example}\n{_CODES}" if example is not None else None,
+            epilog=f"\b\nExample: tiered {example}\n{_CODES}" if example else attributes.pop("epilog", None),
             **attributes,
         )
         if group is not None:
