@@ -14,8 +14,6 @@ from itertools import count, zip_longest
 from local.errors import DiskFailed, InvalidRequest
 from local.facts import LogDirFacts
 
-__all__ = ["Broker", "LogDirFacts", "alternate_racks", "assign_replicas", "choose_log_dir"]
-
 BROKERS_MAX = 10_000
 REPLICAS_MAX = 1_000_000
 
@@ -39,29 +37,23 @@ def choose_log_dir(dirs: Sequence[LogDirFacts], *, free_bytes_min: int = 0, free
 
 
 def assign_replicas(
-    brokers: Sequence[Broker],
-    *,
-    partitions: int,
-    replication_factor: int,
-    start_index: int,
-    shift: int,
-    first_partition: int = 0,
+    brokers: Sequence[Broker], *, partitions: int, replication_factor: int, start_index: int, shift: int
 ) -> dict[int, tuple[int, ...]]:
     """Return broker ids per partition, the preferred leader first.
 
     `start_index` and `shift` are any non-negative numbers; Kafka draws both below the number of brokers. Raises
     InvalidRequest for a fleet or numbers that Kafka would reject.
     """
-    _check_numbers(partitions, replication_factor, start_index, shift, first_partition)
+    _check_numbers(partitions, replication_factor, start_index, shift)
     _check_fleet(brokers, replication_factor)
     order = alternate_racks(brokers)
-    assigned = {}
-    for partition in range(first_partition, first_partition + partitions):
-        leader = (partition + start_index) % len(order)
-        # The shift grows by one with each full round of leaders, from partition 0 or from this call's first partition.
-        full_rounds = partition // len(order) - max(0, first_partition - 1) // len(order)
-        assigned[partition] = _replicas(order, leader, shift + full_rounds, replication_factor)
-    return assigned
+    return {
+        # The shift grows by one with each full round of leaders.
+        partition: _replicas(
+            order, (partition + start_index) % len(order), shift + partition // len(order), replication_factor
+        )
+        for partition in range(partitions)
+    }
 
 
 def alternate_racks(brokers: Sequence[Broker]) -> list[Broker]:
@@ -101,15 +93,14 @@ def _replicas(order: Sequence[Broker], leader: int, shift: int, replication_fact
     return tuple(replicas)
 
 
-def _check_numbers(partitions: int, replication_factor: int, start_index: int, shift: int, first: int) -> None:
+def _check_numbers(partitions: int, replication_factor: int, start_index: int, shift: int) -> None:
     if partitions < 1:
         raise InvalidRequest("cannot assign replicas, there must be at least one partition", partitions=partitions)
     if replication_factor < 1:
         wrong = "cannot assign replicas, there must be at least one replica"
         raise InvalidRequest(wrong, replication_factor=replication_factor)
-    if min(start_index, shift, first) < 0:
-        numbers = {"start": start_index, "shift": shift, "first": first}
-        raise InvalidRequest("cannot assign replicas, a number is negative", **numbers)
+    if min(start_index, shift) < 0:
+        raise InvalidRequest("cannot assign replicas, a number is negative", start=start_index, shift=shift)
     if (replicas := partitions * replication_factor) > REPLICAS_MAX:
         raise InvalidRequest("cannot assign replicas, there are too many", replicas=replicas, at_most=REPLICAS_MAX)
 

@@ -5,9 +5,9 @@ Keys are below ``<store url>/<topic>-<topic id>/<partition>/``, the partition's 
 | key | object |
 |---|---|
 | ``data/<base 20>-<last 20>-<epoch 10>-<ulid>.log`` | a segment, byte for byte Kafka's ``.log`` |
-| ``data/<the same stem>.log.zst`` | the same in zstd frames, see `remote.segments.object_encoding` |
+| ``data/<the same stem>.log.zst`` | the same in zstd frames, see `remote.segments.stored_segment` |
 | ``data/<the same stem>.log.enc``, ``.log.zst.enc`` | either of them encrypted, see `remote.segments.encryption` |
-| ``data/<the same stem>.indexes`` | its indexes, see `remote.segments.index_bundle` |
+| ``data/<the same stem>.indexes`` | its indexes, see `remote.segments.stored_segment` |
 | ``view/<name>/<the same form>.log``, ``.indexes`` | a part of a compacted view, see `remote.manifest.view` |
 | ``meta/manifest/<sequence 20>`` | a manifest, see `remote.manifest.manifest` |
 | ``meta/page/<base 20>-<next 20>-<min ms 20>-<max ms 20>-<epoch 10>-<ulid>.parquet`` | `manifest.manifest_page` |

@@ -62,8 +62,7 @@ from remote.external.external_layout import (
 )
 from remote.keys import parse_partition, parse_topic_directory
 from remote.segment_entry import IndexRange, SegmentEntry
-from remote.segments.index_bundle import AES_256_GCM, PLAIN, RAW, ZSTD, ChunkTable
-from remote.segments.object_encoding import CODECS
+from remote.segments.stored_segment import AES_256_GCM, CODECS, PLAIN, RAW, ZSTD, ChunkTable
 from remote.store import Body, ObjectInfo, ObjectStore
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 THREADS = 16
-# Aiven's names of the indexes, and the sections of `remote.segments.index_bundle`.
+# Aiven's names of the indexes, and the sections of `remote.segments.stored_segment`.
 _SECTIONS = {
     "offset": "offset",
     "timestamp": "time",

@@ -1,4 +1,4 @@
-"""Buckets of other software, read-only: partitions and segments of a layout, without any batch.
+"""Buckets of other software, read-only: partitions and segments of a layout, and the copies that count.
 
 | layout | writer | a segment counts when |
 |---|---|---|
@@ -18,32 +18,52 @@ Keys of these segments are full keys of the store: the objects of one partition 
 has checksums: only the CRCs of the batches verify the bytes. Ids are 22 characters of URL-safe base64 that may begin
 with a dash, so names are cut by fixed widths. Sources: Aiven `ObjectKeyFactory`; kafka `RemoteTopicPartitionDirectory`,
 `RemoteLogSegmentFileset`.
+
+`ExternalManifests` gives the entries of a partition as a manifest, which is not in the bucket.
+
+**Copies of the same offsets.** A bucket filled by brokers may hold the same offsets more than once: a retried copy, two
+leaders' copies, or the records of a leader that lost an unclean election. The metadata that selected among them is not
+available. Leader epochs decide, as in Kafka: each has one leader, and begins where that leader's log ended.
+
+1. The **lineage** has all (epoch, start) pairs, including the checkpoint stored with the newest segment. Each epoch has
+   its lowest known start. Pairs are applied in epoch order: a later epoch that begins at or below an earlier epoch's
+   start replaces it.
+2. Of a segment these records count: the ones in an epoch of the lineage, before the lineage's next epoch begins.
+3. Of the remaining ranges, a segment wholly inside another is not needed. Where two overlap, the later one is read from
+   its base on.
+
+Offsets between two segments that no segment holds are gaps, and are reported. Source: kafka
+`LeaderEpochFileCache.assign`, `RemoteLogManager.isRemoteSegmentWithinLeaderEpochs`.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
+from itertools import chain, zip_longest
 from typing import Protocol
 
-from local.errors import Corrupt, InvalidRequest
+from local.errors import Corrupt, InvalidRequest, LogError, NotFound
+from local.log.leader_epochs import LeaderEpochs
 from local.names import parse_partition_directory
 from local.verify.findings import Finding
 from remote.keys import parse_topic_directory
 from remote.manifest.catalog import RemotePartitionName
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import Manifest
+from remote.manifest.manifest_page import gaps_between
 from remote.segment_entry import SegmentEntry
-from remote.segments.index_bundle import CHUNK_BYTES, PLAIN, ZSTD, ChunkTable
-from remote.segments.object_encoding import inflated
+from remote.segments.stored_segment import CHUNK_BYTES, PLAIN, ZSTD, ChunkTable, inflated
 from remote.store import Body, ObjectInfo, ObjectStore
 
 MANIFEST, INDEXES, LOG = ".rsm-manifest", ".indexes", ".log"
 KAFKA_ROOT = "kafka-tiered-storage"
 PINTEREST_MARKS = ("offset.wm", "_metadata")
-# LocalTieredStorage: section of `remote.segments.index_bundle` -> suffix. An empty transaction index has no file.
+# LocalTieredStorage: section of `remote.segments.stored_segment` -> suffix. An empty transaction index has no file.
 KAFKA_FILES = {
     "offset": ".index",
     "time": ".timeindex",
@@ -56,6 +76,7 @@ _KAFKA_FILE = re.compile(r"([0-9]{1,20})-([A-Za-z0-9_-]{22})(\.[a-z_]+)", re.ASC
 _OFFSET_MAX = 2**63 - 1
 _log = logging.getLogger(__name__)
 ParseFile = Callable[[str], tuple[int, str, str] | None]  # name -> base offset, stem, suffix
+ListRows = Callable[[dict[str, Finding]], list[SegmentEntry]]
 
 
 class Layout(Enum):
@@ -120,7 +141,7 @@ class ExternalSegment:
     stamp_ms: int = 0  # orders copies of the same offsets
     codec: str = "none"
     key_id: str | None = None
-    index_bytes: Mapping[str, int] = field(default_factory=dict)  # by section of `index_bundle`
+    index_bytes: Mapping[str, int] = field(default_factory=dict)  # by section of `stored_segment`
     has_transactions: bool = False  # the layout stores transactions with every segment
     snapshot_offset: int | None = None  # of its producer snapshot, None: the segment's end
     may_be_torn: bool = False  # a broker may be writing this log
@@ -260,3 +281,138 @@ def open_chunk(table: ChunkTable, number: int, stored: Body, cipher: Cipher | No
         facts = {"chunk": number, "expected_bytes": length, "found_bytes": len(body)}
         raise Corrupt("cannot decode a chunk, its length differs from its manifest", **facts)
     return bytes(body)
+
+
+class ExternalManifests:
+    """The manifests of one external partition, for `MetadataLog(source=...)`. Not thread safe: the log holds its lock.
+
+    `list_rows` returns the current entries, ascending, without overlaps, and adds findings to its argument, by object.
+    """
+
+    def __init__(self, name: ExternalName, layout: Layout, list_rows: ListRows) -> None:
+        self._name = name
+        self.layout = layout
+        self._list_rows = list_rows
+        self._manifest: Manifest | None = None
+        self._findings: dict[str, Finding] = {}
+
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        return list(gaps_between(self._manifest.segments)) if self._manifest is not None else []
+
+    @property
+    def findings(self) -> list[Finding]:
+        return sorted(self._findings.values(), key=lambda each: (each.offsets or (0, 0), each.where))
+
+    def newest(self, known: Manifest | None) -> Manifest | None:
+        """The bucket now as a manifest; None while no listing has found a segment. Raises the listing's errors."""
+        findings: dict[str, Finding] = {}
+        entries = tuple(self._list_rows(findings))
+        where = self._name.topic_partition
+        for path in sorted(findings.keys() - self._findings.keys()):
+            what = findings[path].what
+            _log.warning("an object of the bucket is invalid: partition=%s object=%s what=%s", where, path, what)
+        self._findings = findings
+        if known is not None and known.segments == entries:
+            return known
+        if entries:
+            self._manifest = self._made(entries, 1 if known is None else known.sequence + 1)
+            for start, end in self.gaps:
+                _log.warning("the bucket lacks offsets: partition=%s first=%d next=%d", where, start, end)
+        elif known is not None:  # all of it expired
+            end = known.next_offset
+            self._manifest = replace(known, segments=(), sequence=known.sequence + 1, log_start_offset=end)
+        return self._manifest
+
+    def missing(self) -> LogError:
+        return NotFound("the external partition holds no segment", partition=self._name.prefix)
+
+    def _made(self, entries: tuple[SegmentEntry, ...], sequence: int) -> Manifest:
+        name = self._name
+        return Manifest(
+            sequence=sequence,
+            epoch=1 + max((epoch for entry in entries for epoch, _ in entry.epochs), default=0),
+            commit_id=f"{self.layout.value}-{sequence}",
+            parent_id=None,
+            writer_id=self.layout.value,
+            topic=name.topic,
+            topic_id=name.topic_id,
+            partition=name.partition,
+            log_start_offset=entries[0].base_offset,
+            committed_ms=0,
+            segments=entries,
+            properties={},
+        )
+
+
+def external_manifests(log: MetadataLog | None) -> ExternalManifests | None:
+    """The external source of a log; None for a partition of this project's own layout."""
+    source = log.source if log is not None else None
+    return source if isinstance(source, ExternalManifests) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentFacts:
+    """A segment with all facts known. `size_bytes` is below the object's size if its end was torn.
+
+    `epochs` are pairs (epoch, start), ascending; empty if unknown. Without `has_all_epochs` they are those of the first
+    batch. `is_verified`: they are of all batches.
+    """
+
+    segment: ExternalSegment
+    next_offset: int
+    size_bytes: int
+    max_timestamp_ms: int | None
+    epochs: tuple[tuple[int, int], ...]
+    has_all_epochs: bool = True
+    is_first_epoch_read: bool = False
+    is_verified: bool = False
+
+
+def lineage_of(copies: Iterable[SegmentFacts], known: Iterable[tuple[int, int]] = ()) -> LeaderEpochs:
+    """Return the epochs of the last leader's log. `known` is a checkpoint of that leader."""
+    starts: dict[int, int] = {}
+    for epoch, start in chain(known, *(copy.epochs for copy in copies)):
+        starts[epoch] = min(start, starts.get(epoch, start))
+    lineage = LeaderEpochs()
+    for epoch, start in sorted(starts.items()):
+        lineage = lineage.assign(epoch, start)
+    return lineage
+
+
+def choose(copies: Sequence[SegmentFacts], known: Iterable[tuple[int, int]] = ()) -> list[tuple[SegmentFacts, int]]:
+    """Return the copies to read, ascending, each up to an offset, without overlaps. `known` is as in `lineage_of`."""
+    lineage = lineage_of(copies, known).entries
+    following = zip_longest(lineage, lineage[1:])
+    ends = {epoch: None if after is None else after[1] for (epoch, _), after in following}
+    found: list[tuple[SegmentFacts, int]] = []
+    valid = ((copy, _valid_end(copy, ends)) for copy in copies)
+    for copy, end in sorted(valid, key=lambda each: (each[0].segment.base_offset, each[1], each[0].segment.stamp_ms)):
+        base_offset = copy.segment.base_offset
+        if end <= base_offset:
+            continue
+        while found and found[-1][0].segment.base_offset == base_offset:
+            found.pop()  # this copy ends earlier than `copy`, or is older
+        if found and end <= found[-1][1]:
+            continue
+        if found:
+            before, reached = found[-1]
+            found[-1] = before, min(reached, base_offset)
+        found.append((copy, end))
+    return found
+
+
+def _valid_end(copy: SegmentFacts, ends: dict[int, int | None]) -> int:
+    """Where the copy's leading records of the lineage end; `ends` has each epoch's end, None for the last epoch."""
+    reached = copy.segment.base_offset
+    for at, (epoch, _) in enumerate(copy.epochs):
+        its_end = copy.epochs[at + 1][1] if at + 1 < len(copy.epochs) else copy.next_offset
+        if epoch not in ends:
+            if its_end == reached:
+                continue
+            return reached
+        end = ends[epoch]
+        if end is not None and end < its_end:
+            return max(reached, end)
+        reached = its_end
+    return reached if copy.epochs else copy.next_offset

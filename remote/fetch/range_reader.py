@@ -2,7 +2,7 @@
 
 1. A read is widened to chunk boundaries, because no client checks a ranged GET.
 2. Each chunk, from the store or a disk, is compared with the length and CRC32C in the segment's ``.indexes`` object.
-3. A compressed or encrypted chunk is decoded, and the result is compared too (`remote.segments.object_encoding`).
+3. A compressed or encrypted chunk is decoded, and the result is compared too (`remote.segments.stored_segment`).
 4. A chunk that differs is fetched once more. If it differs again, the read raises Corrupt with object, range, offsets.
 
 Positions are positions in the segment, independent of the object encoding. Adjacent chunks are fetched by one GET, a
@@ -29,8 +29,17 @@ from remote.manifest.manifest import Manifest
 from remote.manifest.sealing import keyed
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing, ObjectCipher
-from remote.segments.index_bundle import CHUNK_BYTES, PLAIN, RAW, ChunkTable, IndexBundle, decode_bundle
-from remote.segments.object_encoding import CODECS, open_chunk, open_ring
+from remote.segments.stored_segment import (
+    CHUNK_BYTES,
+    CODECS,
+    PLAIN,
+    RAW,
+    ChunkTable,
+    IndexBundle,
+    decode_bundle,
+    open_chunk,
+    open_ring,
+)
 from remote.store import Body, ObjectStore, read_named
 
 RANGE_BYTES = 8 << 20  # the knee of the throughput curve on a fast link

@@ -31,8 +31,6 @@ THREADS = 4  # for all streams together
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_lock = threading.Lock()
-_threads: _Threads | None = None
 
 
 class SequentialReader:
@@ -134,7 +132,7 @@ class SequentialReader:
             length = min(_left_of_cell(self._covered), last.size_bytes - self._covered)
             if self._window < RANGE_BYTES:
                 length = min(length, self._window - ahead)
-            self._flights.append(_pool().submit(partial(self._warm, last, self._covered, length)))
+            self._flights.append(_threads.submit(partial(self._warm, last, self._covered, length)))
             self._covered += length
 
     def _come_to(self, entry: SegmentEntry, reached: int) -> None:
@@ -147,7 +145,7 @@ class SequentialReader:
 
     def _crossed(self, entry: SegmentEntry) -> SegmentEntry | None:
         if self._crossing is None or self._crossing[0] != entry.ulid:
-            self._crossing = entry.ulid, _pool().submit(partial(self._cross, entry))
+            self._crossing = entry.ulid, _threads.submit(partial(self._cross, entry))
         _, found = self._crossing
         return found.result() if found.done() else None
 
@@ -226,15 +224,8 @@ class _Threads:
             self._busy += by
 
 
+_threads = _Threads(THREADS)
+
+
 def reader_load() -> ReaderLoad:
-    with _lock:
-        threads = _threads
-    return threads.load if threads is not None else ReaderLoad(queued=0, idle_share=1.0)
-
-
-def _pool() -> _Threads:
-    global _threads
-    with _lock:
-        if _threads is None:
-            _threads = _Threads(THREADS)
-        return _threads
+    return _threads.load

@@ -18,7 +18,7 @@ from local.verify.findings import Finding, Severity, damaged, finding
 from remote.fetch.range_reader import RemotePartition
 from remote.keys import full_key
 from remote.segment_entry import SegmentEntry
-from remote.segments.index_bundle import SECTIONS, IndexBundle
+from remote.segments.stored_segment import SECTIONS, IndexBundle
 from remote.store import ObjectStore
 
 ReadRange = Callable[[int, int], memoryview]  # bytes [start, start + length) of one segment

@@ -316,13 +316,8 @@ class PinWatch:
         self._asked_ms: dict[str, int] = {}
         self._listed_ms: int | None = None
         self._listed_at = 0  # sequence of the newest manifest known when the listing started
-        self._has_forks = True
+        self.has_forks = True  # in the last listing; without one no fork names the keys that `free` returned since
         self._lapsed: set[str] = set()  # keys of `_known` that had expired at the last listing
-
-    @property
-    def has_forks(self) -> bool:
-        """Whether the last listing showed a fork: if not, no fork names the keys that `free` returned since."""
-        return self._has_forks
 
     def free(self, due: Mapping[str, Unlinking], *, sequence: int, now_ms: int) -> set[str]:
         """The keys of `due` that no pin holds; the manifest `sequence` lists all of them. Raises Corrupt."""
@@ -340,7 +335,7 @@ class PinWatch:
     def refresh(self, *, sequence: int, now_ms: int) -> None:
         """List the pins unconditionally. `sequence` is that of the newest manifest. Raises as `free`."""
         pins = list_pins(self._store, self._prefix)
-        self._has_forks = any(pin.fork is not None for pin in pins)
+        self.has_forks = any(pin.fork is not None for pin in pins)
         self._known = {pin.key: pin for pin in pins if pin.expires_ms + RENEWAL_LAG_MS > now_ms}
         self._asked_ms = dict.fromkeys(self._known, now_ms)
         self._lapsed = {pin.key for pin in self._known.values() if pin.expires_ms <= now_ms}

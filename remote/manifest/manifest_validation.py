@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING
 from local.errors import InvalidRequest
 from remote import keys
 from remote.segment_entry import SegmentEntry, SegmentState
-from remote.segments.index_bundle import RAW, ZSTD
-from remote.segments.object_encoding import CODECS
+from remote.segments.stored_segment import CODECS, RAW, ZSTD
 
 if TYPE_CHECKING:
     from remote.manifest.manifest import Manifest, PageEntry

@@ -1,1 +1,1 @@
-"""The stored form of one closed segment. Start with `index_bundle`."""
+"""The stored form of one closed segment. Start with `stored_segment`."""

@@ -62,9 +62,8 @@ _forked_at: float | None = None  # time.monotonic() of a child whose parent had 
 READ_CONCURRENCY = 4  # concurrent ranges of one get_ranges
 ASIDE_AGE_MAX_MS = 24 * 3_600_000  # no upload takes this long; a longer one would fail and be retried
 # Defaults below the user's options: with the client's own defaults a dead NameNode costs three minutes. The client does
-# not retry a single NameNode; its tries are for a failover between two of them.
-# `remote.store.middleware.retrying_store` does the rest. Times in ms. docs/reference/stores.md lists the settings that
-# are not available.
+# not retry a single NameNode (`remote.store.middleware.deadlines_and_retries` does); its tries are for a failover
+# between two of them. Times in ms. docs/reference/stores.md lists the settings that are not available.
 _ATTEMPTS = "dfs.client.failover.max.attempts"
 _DEFAULTS = {
     _ATTEMPTS: "3",
@@ -219,7 +218,7 @@ class HdfsStore(DirectoryStore):
 
     def list_prefixes(self, prefix: str) -> list[str]:
         above = prefix[: prefix.rfind("/") + 1]
-        there = [name for name, status in self._children("cannot list objects", above) if status.isdir]
+        there = [name for name, status in self._children(above) if status.isdir]
         names = [name for name in there if name.startswith(prefix[len(above) :])]
         return [name.rstrip("/") for name in names if any(True for _ in self._walk(above + name, "", ""))]
 
@@ -227,7 +226,7 @@ class HdfsStore(DirectoryStore):
         yield from self._walk(prefix[: prefix.rfind("/") + 1], prefix, start_after)
 
     def _walk(self, directory: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
-        for name, status in self._children("cannot list objects", directory):
+        for name, status in self._children(directory):
             key = directory + name
             if status.isdir:
                 # Every key below begins with `key`, and "0" sorts after "/".
@@ -237,9 +236,9 @@ class HdfsStore(DirectoryStore):
             elif key.startswith(prefix) and key > start_after:
                 yield _info(key, status)
 
-    def _children(self, attempt: str, directory: str) -> Sequence[tuple[str, Any]]:
+    def _children(self, directory: str) -> Sequence[tuple[str, Any]]:
         """Return (name, status) of a directory's entries in key order: a directory's name ends with a slash."""
-        path = f"{self._root.rstrip('/')}/{directory}".rstrip("/") or "/"
+        path, attempt = f"{self._root.rstrip('/')}/{directory}".rstrip("/") or "/", "cannot list objects"
         try:
             with self._door(attempt, prefix=directory or None):
                 found = list(self._client.list_status(path, recursive=False))

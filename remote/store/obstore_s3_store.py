@@ -3,8 +3,8 @@
 - Listings and deletes use s3fs, because obstore cuts prefixes at slashes and names at their last slash. Listings of
   manifests use obstore, because every read-only open begins with one, and loading s3fs takes a quarter of a second.
 - obstore's fsspec interface is not used: it has no create-if-absent and adds a copy.
-- obstore does not retry (`remote.store.middleware.retrying_store` does), except parts of an upload, within the limits
-  of the policy. Every request is signed over the SHA-256 of its body, so S3 refuses a body that differs.
+- obstore does not retry (`remote.store.middleware.deadlines_and_retries` does), except parts of an upload, within the
+  limits of the policy. Every request is signed over the SHA-256 of its body, so S3 refuses a body that differs.
 - A large upload has UPLOAD_PARTS + 1 parts in memory. Uploads are invisible until completed; a failed one is aborted.
   obstore does not wait for the parts in flight, so S3 may keep these parts until the collector's second abort.
 - obstore's threads do not survive a fork. A process forked after the first use of obstore uses s3fs: it would hang.
@@ -26,7 +26,7 @@ from typing import Any
 from local.errors import AlreadyExists, LogError, NotFound, Unavailable
 from remote.keys import MANIFESTS
 from remote.segment_entry import PART_BYTES
-from remote.store.middleware.retrying_store import RetryPolicy
+from remote.store.middleware.deadlines_and_retries import RetryPolicy
 from remote.store.protocol import (
     ANOTHER_RANGE,
     LIST_PAGE,

@@ -23,8 +23,7 @@ from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 from local.errors import InvalidRequest
 from remote.store.file_store import FileStore
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.deadline_store import Watchdog, WatchedStore
-from remote.store.middleware.retrying_store import RetryingStore, RetryPolicy
+from remote.store.middleware.deadlines_and_retries import RetryingStore, RetryPolicy, Watchdog, WatchedStore
 from remote.store.protocol import ObjectStore
 from remote.store.s3_options import BUCKETS_OWN, ObjectSettings
 

@@ -129,24 +129,18 @@ def _credentials(session: Any, options: Mapping[str, Any]) -> dict[str, Any]:  #
     found = session.get_credentials()
     if found is None:
         raise AccessDenied("cannot open the store, there are no credentials").with_code(ErrorCode.CREDENTIALS_MISSING)
-    return {"credential_provider": _Provider(found)}
 
-
-class _Provider:
-    """botocore's credentials for obstore; botocore renews them by itself before they expire."""
-
-    def __init__(self, found: Any) -> None:  # noqa: ANN401
-        self._found = found
-
-    def __call__(self) -> dict[str, Any]:
-        frozen = self._found.get_frozen_credentials()
-        is_lasting = not hasattr(self._found, "refresh_needed")
+    def provide() -> dict[str, Any]:
+        """botocore's credentials for obstore; botocore renews them by itself before they expire."""
+        frozen, is_lasting = found.get_frozen_credentials(), not hasattr(found, "refresh_needed")
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
             "token": frozen.token,
             "expires_at": None if is_lasting else datetime.now(UTC) + CREDENTIALS_LIFETIME,
         }
+
+    return {"credential_provider": provide}
 
 
 def client_options(found: Settings) -> dict[str, Any]:

@@ -31,8 +31,7 @@ from typing import Any
 
 from local.errors import AccessDenied, AlreadyExists, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
 from remote.segment_entry import PART_BYTES
-from remote.store.middleware.deadline_store import Deadlines, Watchdog
-from remote.store.middleware.retrying_store import RetryPolicy
+from remote.store.middleware.deadlines_and_retries import Deadlines, RetryPolicy, Watchdog
 from remote.store.protocol import (
     DELETE_PAGE,
     Body,

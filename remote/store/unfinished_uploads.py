@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 
 from local.errors import InvalidRequest, NotFound
 from remote.keys import parse_epoch
-from remote.store.middleware.deadline_store import Deadlines, Watchdog
-from remote.store.middleware.retrying_store import RetryPolicy
+from remote.store.middleware.deadlines_and_retries import Deadlines, RetryPolicy, Watchdog
 from remote.store.s3_store import translated
 
 Rule = Mapping[str, object]
@@ -76,19 +75,15 @@ class UnfinishedUploads:
             pages = self._pages(attempt, "list_parts", named, _PARTS_MARKS, key=upload.key)
             return sum(int(part["Size"]) for page in pages for part in page.get("Parts", ()))
         except NotFound as error:
-            return self._missing(error)
+            _check_bucket_exists(error)
+            return 0
 
     def abort(self, upload: UnfinishedUpload) -> None:
         """Abort the upload and delete its parts. A missing or completed upload is no error."""
         try:
             self._ask("cannot abort an upload", "abort_multipart_upload", self._named(upload), key=upload.key)
         except NotFound as error:
-            self._missing(error)
-
-    def _missing(self, error: NotFound) -> int:
-        if error.facts.get("cause") == "NoSuchBucket":
-            raise error
-        return 0
+            _check_bucket_exists(error)
 
     def _pages(
         self, attempt: str, method: str, named: Mapping[str, object], marks: Mapping[str, str], **facts: object
@@ -117,6 +112,11 @@ class UnfinishedUploads:
     @cached_property
     def _client(self) -> Any:  # noqa: ANN401
         return boto3_client("s3", self._options)
+
+
+def _check_bucket_exists(error: NotFound) -> None:
+    if error.facts.get("cause") == "NoSuchBucket":
+        raise error
 
 
 def boto3_client(service: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401
@@ -184,27 +184,24 @@ def put_rules(url: str, options: Mapping[str, object], wanted: Sequence[Rule]) -
 
 def inline_policy(whose: str, name: str, options: Mapping[str, object]) -> dict[str, Any] | None:
     """Return a policy of ``user/NAME`` or ``role/NAME``; None without one. Raises InvalidRequest."""
-    kind, owner = _owner(whose)
-    client = boto3_client("iam", options)
     try:
-        with translated("cannot read a policy", options=options, whose=whose):
-            call = client.get_user_policy if kind == "user" else client.get_role_policy
-            document = call(**{f"{kind.title()}Name": owner}, PolicyName=name)["PolicyDocument"]
+        document = _policy_call("read", "get", whose, name, options)["PolicyDocument"]
     except NotFound:
         return None
     return json.loads(document) if isinstance(document, str) else dict(document)
 
 
 def put_inline_policy(whose: str, name: str, policy: Mapping[str, object], options: Mapping[str, object]) -> None:
-    kind, owner = _owner(whose)
-    client = boto3_client("iam", options)
-    with translated("cannot write a policy", options=options, whose=whose):
-        call = client.put_user_policy if kind == "user" else client.put_role_policy
-        call(**{f"{kind.title()}Name": owner}, PolicyName=name, PolicyDocument=json.dumps(policy))
+    _policy_call("write", "put", whose, name, options, PolicyDocument=json.dumps(policy))
 
 
-def _owner(whose: str) -> tuple[str, str]:
+def _policy_call(
+    what: str, verb: str, whose: str, name: str, options: Mapping[str, object], **more: str
+) -> dict[str, Any]:
     kind, slash, owner = whose.partition("/")
     if kind not in ("user", "role") or not slash or not owner:
         raise InvalidRequest("invalid owner of a policy", text=repr(whose), expected="user/NAME or role/NAME")
-    return kind, owner
+    client = boto3_client("iam", options)
+    with translated(f"cannot {what} a policy", options=options, whose=whose):
+        call: Callable[..., dict[str, Any]] = getattr(client, f"{verb}_{kind}_policy")
+        return call(**{f"{kind.title()}Name": owner}, PolicyName=name, **more)

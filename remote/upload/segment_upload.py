@@ -22,16 +22,19 @@ from remote.gc.object_deletion import DeleteReason, delete_objects, deletions
 from remote.keys import data_key, indexes_key, new_ulid, object_identity
 from remote.segment_entry import IndexRange, SegmentEntry
 from remote.segments.encryption import ObjectCipher
-from remote.segments.index_bundle import (
+from remote.segments.stored_segment import (
     CHUNK_BYTES,
+    CODECS,
+    PLAIN_ENCODING,
     RAW,
     SEALED_CHUNK_BYTES,
     ZSTD,
     ChunkTable,
     IndexBundle,
+    ObjectEncoding,
+    Seal,
     encode_bundle,
 )
-from remote.segments.object_encoding import CODECS, PLAIN_ENCODING, ObjectEncoding, Seal
 from remote.store import Body, ObjectStore
 from remote.upload.segment_upload_stream import FileAhead, Inspector, SegmentFacts, SegmentUploadStream
 

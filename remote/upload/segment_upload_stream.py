@@ -28,8 +28,7 @@ from typing import Any, Protocol
 from local.errors import Corrupt, InvalidRequest, Unavailable
 from local.format.crc32c import crc32c
 from remote.segment_entry import PART_BYTES, part_step
-from remote.segments.index_bundle import ChunkTable
-from remote.segments.object_encoding import Seal
+from remote.segments.stored_segment import ChunkTable, Seal
 from remote.store import Body, UploadSource, parts_of
 
 log = logging.getLogger(__name__)

@@ -37,8 +37,7 @@ from local.format.record import Record
 from local.records.batch import encode_batch
 from remote.segment_entry import PART_BYTES
 from remote.segments.encryption import KeyRing
-from remote.segments.index_bundle import ZSTD
-from remote.segments.object_encoding import ObjectEncoding
+from remote.segments.stored_segment import ZSTD, ObjectEncoding
 from remote.store.open_store import open_store
 from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from remote.upload.segment_upload_stream import FileAhead

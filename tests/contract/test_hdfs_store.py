@@ -19,7 +19,7 @@ from remote.keys import new_ulid
 from remote.segment_entry import PART_BYTES
 from remote.store import UploadSource, ranged_source
 from remote.store.hdfs_store import ASIDE_AGE_MAX_MS, translate
-from remote.store.middleware.retrying_store import RetryPolicy
+from remote.store.middleware.deadlines_and_retries import RetryPolicy
 from remote.store.open_store import open_store
 
 ONCE = RetryPolicy(attempts_max=1)

@@ -19,8 +19,7 @@ from remote.segment_entry import PART_BYTES
 from remote.store import ranged_source
 from remote.store.file_store import ASIDE, FileStore
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.deadline_store import WatchedStore
-from remote.store.middleware.retrying_store import RetryingStore, RetryPolicy
+from remote.store.middleware.deadlines_and_retries import RetryingStore, RetryPolicy, WatchedStore
 from remote.store.middleware.store_wrapper import MeteredStore, ObservedStore, ThrottledStore
 from remote.store.open_store import open_store
 from remote.store.probe import probe_store

@@ -14,10 +14,10 @@ import pytest
 from local.errors import AccessDenied, Unavailable
 from remote.segment_entry import PART_BYTES
 from remote.store import UploadSource
-from remote.store.middleware.retrying_store import RetryPolicy
+from remote.store.middleware.deadlines_and_retries import RetryPolicy
 from remote.store.obstore_s3_store import UPLOAD_PARTS
 from remote.store.open_store import open_store
-from remote.store.s3_options import _Provider, client_options, settings
+from remote.store.s3_options import _credentials, client_options, settings
 
 PART = bytes(PART_BYTES)
 REGION = {"client_kwargs": {"region_name": "eu-central-1"}}
@@ -178,5 +178,6 @@ def test_credentials_are_found_in_the_same_places_as_by_botocore(monkeypatch, tm
 def test_expiring_credentials_are_requested_again_before_they_expire():
     frozen = SimpleNamespace(access_key="a", secret_key="b", token="c")
     ending = SimpleNamespace(get_frozen_credentials=lambda: frozen, refresh_needed=lambda: True)
-    expires = _Provider(ending)()["expires_at"]
+    session = SimpleNamespace(get_credentials=lambda: ending)
+    expires = _credentials(session, {})["credential_provider"]()["expires_at"]
     assert 0 < (expires - datetime.now(UTC)).total_seconds() <= 600

@@ -11,7 +11,7 @@ from between_server import BetweenServer, Request
 
 from local.errors import AccessDenied, LogError, Unavailable
 from remote.store import ObjectStore, s3_store
-from remote.store.middleware.retrying_store import RetryPolicy
+from remote.store.middleware.deadlines_and_retries import RetryPolicy
 from remote.store.open_store import open_store
 
 pytestmark = pytest.mark.server

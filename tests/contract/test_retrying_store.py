@@ -12,7 +12,7 @@ from local.errors import AccessDenied, AlreadyExists, Corrupt, InvalidRequest, N
 from remote.segment_entry import PART_BYTES
 from remote.store import LIST_PAGE, ObjectInfo, ranged_source
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.retrying_store import RetryBudget, RetryingStore, RetryPolicy
+from remote.store.middleware.deadlines_and_retries import RetryBudget, RetryingStore, RetryPolicy
 from remote.store.middleware.store_wrapper import MeteredStore, RequestCounts
 
 ONCE = RetryPolicy(attempts_max=1)
@@ -63,8 +63,8 @@ class TestRetryPolicy:
         assert len(calls) == 2
 
     def test_a_call_without_an_error_does_not_import_tenacity(self):
-        code = "import sys; from remote.store.middleware.retrying_store import RetryPolicy; RetryPolicy().call(list); "
-        code += "assert 'tenacity' not in sys.modules"
+        code = "import sys; from remote.store.middleware.deadlines_and_retries import RetryPolicy; "
+        code += "RetryPolicy().call(list); assert 'tenacity' not in sys.modules"
         subprocess.run([sys.executable, "-c", code], check=True)
 
     def test_no_attempt_begins_after_the_deadline(self):

@@ -10,7 +10,7 @@ from botocore.parsers import ResponseParserError
 from local.errors import AccessDenied, InvalidRequest, LogError, NotFound, Unavailable
 from remote.segment_entry import PART_BYTES
 from remote.store import ranged_source
-from remote.store.middleware.retrying_store import RetryPolicy
+from remote.store.middleware.deadlines_and_retries import RetryPolicy
 from remote.store.open_store import S3_CLIENTS as CLIENTS
 from remote.store.open_store import open_store
 from remote.store.s3_errors import translate

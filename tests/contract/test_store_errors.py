@@ -16,7 +16,7 @@ from remote.segment_entry import PART_BYTES
 from remote.store import ranged_source
 from remote.store.file_store import FileStore
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.retrying_store import RetryPolicy
+from remote.store.middleware.deadlines_and_retries import RetryPolicy
 from remote.store.open_store import open_store
 from remote.store.probe import RACERS, probe_store
 from remote.store.s3_store import S3Store

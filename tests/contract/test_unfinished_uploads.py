@@ -11,8 +11,7 @@ import pytest
 from between_server import BetweenServer
 
 from local.errors import InvalidRequest, NotFound, Unavailable
-from remote.store.middleware.deadline_store import Deadlines
-from remote.store.middleware.retrying_store import RetryPolicy
+from remote.store.middleware.deadlines_and_retries import Deadlines, RetryPolicy
 from remote.store.unfinished_uploads import UnfinishedUploads
 
 pytestmark = pytest.mark.timeout(60)

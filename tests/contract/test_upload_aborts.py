@@ -10,7 +10,7 @@ from between_server import BetweenServer
 from local.errors import Corrupt, LogError, Unavailable
 from remote.segment_entry import PART_BYTES
 from remote.store import UploadSource
-from remote.store.middleware.retrying_store import RetryPolicy
+from remote.store.middleware.deadlines_and_retries import RetryPolicy
 from remote.store.open_store import open_store
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(120)]

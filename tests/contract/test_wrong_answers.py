@@ -10,7 +10,7 @@ import pytest
 
 from local.errors import AlreadyExists, Corrupt, Unavailable
 from remote.store import UploadSource
-from remote.store.middleware.retrying_store import RetryPolicy
+from remote.store.middleware.deadlines_and_retries import RetryPolicy
 from remote.store.open_store import open_store
 
 BODY = bytes(range(256)) * 4

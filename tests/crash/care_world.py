@@ -22,8 +22,7 @@ from remote.manifest.view import CompactedView, ViewRun
 from remote.manifest.view_changes import switch_view
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import KeyRing
-from remote.segments.index_bundle import ZSTD
-from remote.segments.object_encoding import PLAIN_ENCODING, ObjectEncoding
+from remote.segments.stored_segment import PLAIN_ENCODING, ZSTD, ObjectEncoding
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment

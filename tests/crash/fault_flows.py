@@ -40,7 +40,7 @@ from remote.manifest import commit_protocol
 from remote.manifest.page_out import PageRule
 from remote.segments.encryption import KeyRing
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.deadline_store import Deadlines, WatchedStore
+from remote.store.middleware.deadlines_and_retries import Deadlines, WatchedStore
 from tiered.config.config import Config
 from tiered.config.secrets import KEYS_VARIABLE
 from tiered.maintenance import upload_and_commit

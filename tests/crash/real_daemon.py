@@ -31,7 +31,7 @@ COUNT = 200
 IMPATIENT = """
 import functools, sys
 from remote.store import open_store, s3_store
-from remote.store.middleware.retrying_store import RetryPolicy
+from remote.store.middleware.deadlines_and_retries import RetryPolicy
 from tiered.manager import manager
 s3_store.CLIENT_AGE_MIN_S = 0.0
 manager.DRAIN_S = 2.0

@@ -21,7 +21,7 @@ from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_lookup import Pages
 from remote.manifest.manifest_page import encode_page
 from remote.segment_entry import IndexRange, SegmentEntry
-from remote.segments.index_bundle import SECTIONS
+from remote.segments.stored_segment import SECTIONS
 from remote.store.memory_store import MemoryStore
 from tiered.health.scrub import plan_scrub, report_of, run_scrub
 from tiered.health.scrub_report import ScrubReport

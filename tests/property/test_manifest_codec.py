@@ -20,7 +20,7 @@ from remote.manifest.manifest_lookup import MetadataIndex
 from remote.manifest.manifest_page import decode_page, encode_page, summary_contradiction
 from remote.manifest.view import CompactedView, ViewFailure, ViewStart
 from remote.segment_entry import IndexRange, SegmentEntry
-from remote.segments.index_bundle import (
+from remote.segments.stored_segment import (
     SECTIONS,
     ChunkTable,
     IndexBundle,

@@ -16,8 +16,16 @@ from local.errors import AccessDenied, Corrupt
 from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.segments.encryption import INDEXES_MAGIC, KeyRing
-from remote.segments.index_bundle import AES_256_GCM, PLAIN, RAW, ZSTD, ChunkTable, decode_chunks
-from remote.segments.object_encoding import ObjectEncoding, open_chunk
+from remote.segments.stored_segment import (
+    AES_256_GCM,
+    PLAIN,
+    RAW,
+    ZSTD,
+    ChunkTable,
+    ObjectEncoding,
+    decode_chunks,
+    open_chunk,
+)
 from remote.store.memory_store import MemoryStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from remote.upload.segment_upload_stream import SegmentFacts

@@ -29,7 +29,7 @@ from local.names import TopicPartition
 from remote.fetch.range_reader import RANGE_BYTES
 from remote.fetch.read_ahead import THREADS
 from remote.gc.object_deletion import DeleteReason, delete_objects
-from remote.segments.index_bundle import CHUNK_BYTES
+from remote.segments.stored_segment import CHUNK_BYTES
 from remote.store import ObjectStore, ranged_source
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.store_wrapper import MeteredStore, RequestCounts

@@ -25,7 +25,7 @@ from tiered.config.secrets import FILE_VARIABLE, KEYS_VARIABLE, check_no_secret
 if TYPE_CHECKING:
     from local.settings import LogSettings
     from remote.segments.encryption import KeyRing
-    from remote.segments.object_encoding import ObjectEncoding
+    from remote.segments.stored_segment import ObjectEncoding
 
 FILE = "tiered.toml"
 DIRECTORY_VARIABLE, URL_VARIABLE = "TIERED_LOCAL_DIR", "TIERED_REMOTE_URL"
@@ -366,8 +366,7 @@ def log_settings(settings: Mapping[str, str]) -> LogSettings:
 
 def object_encoding(settings: Mapping[str, str], keys: KeyRing) -> ObjectEncoding:
     """The object encoding of a topic's new objects. Raises InvalidRequest for a key that `keys` lacks."""
-    from remote.segments.index_bundle import RAW, ZSTD
-    from remote.segments.object_encoding import ObjectEncoding
+    from remote.segments.stored_segment import RAW, ZSTD, ObjectEncoding
 
     key_id = cast(str, _value(settings, KEY_ID)) or None
     if key_id is not None and key_id not in keys:

@@ -35,8 +35,7 @@ from policies.rules import Limits
 from remote.keys import topic_directory
 from remote.manifest.manifest import Manifest, encode_line
 from remote.segment_entry import SegmentEntry
-from remote.segments.index_bundle import CHUNK_BYTES, ZSTD
-from remote.segments.object_encoding import Seal
+from remote.segments.stored_segment import CHUNK_BYTES, ZSTD, Seal
 from remote.store import Body
 from remote.store.middleware.store_wrapper import RequestCounts
 from tiered.config.price_file import new_class

@@ -19,7 +19,7 @@ from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.view_changes import ViewCatalog, decode_catalog
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
-from remote.segments.index_bundle import decode_bundle
+from remote.segments.stored_segment import decode_bundle
 from remote.store import ObjectStore
 from tiered.health.scrub import THREADS, LocalCopy, SegmentJob, plan_scrub, report_of, run_scrub
 from tiered.health.scrub_report import ScrubReport

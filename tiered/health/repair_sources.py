@@ -57,8 +57,7 @@ from remote.manifest.manifest_page import Rows, encode_page, summary_contradicti
 from remote.manifest.page_out import waiting_keys
 from remote.segment_entry import UNKNOWN_MAKER, SegmentEntry
 from remote.segments.encryption import KeyRing
-from remote.segments.index_bundle import RAW, IndexBundle, decode_bundle, encode_bundle
-from remote.segments.object_encoding import CODECS, open_ring
+from remote.segments.stored_segment import CODECS, RAW, IndexBundle, decode_bundle, encode_bundle, open_ring
 from remote.store import Body, ObjectStore
 from remote.upload.segment_upload import SegmentToCopy
 from tiered.manager.manager import LogManager

@@ -38,7 +38,7 @@ from remote.keys import full_key, parse_data_key, parse_view_key
 from remote.manifest.catalog import RemotePartitionName
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
-from remote.segments.index_bundle import IndexBundle
+from remote.segments.stored_segment import IndexBundle
 from remote.store import ObjectStore
 from tiered.config.config import KEY_ID
 from tiered.health.scrub_report import Found, PartitionScrub, ScrubReport, ScrubState, SegmentResult

@@ -25,7 +25,7 @@ from remote.manifest.manifest import STORED_MANIFEST, PageEntry, PendingDelete, 
 from remote.manifest.sealing import Sealer
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
-from remote.segments.index_bundle import ChunkTable, IndexBundle, decode_bundle
+from remote.segments.stored_segment import ChunkTable, IndexBundle, decode_bundle
 from tiered.inspect.dump_sources import FileSource, Kind
 
 

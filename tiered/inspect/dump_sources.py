@@ -32,8 +32,7 @@ from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.manifest_lookup import MetadataIndex, Pages
 from remote.manifest.sealing import keyed
 from remote.segments.encryption import KeyRing, ObjectCipher
-from remote.segments.index_bundle import ChunkTable, decode_bundle
-from remote.segments.object_encoding import inflated, open_chunk, open_ring
+from remote.segments.stored_segment import ChunkTable, decode_bundle, inflated, open_chunk, open_ring
 from remote.store import ObjectStore
 from tiered.read.partition_source import PartitionSource, out_of_range
 

@@ -20,7 +20,7 @@ from local.index import offset_index, time_index
 from local.verify.segment_checks import INTERVAL_BYTES
 from remote.fetch.range_reader import RemotePartition
 from remote.segment_entry import SegmentEntry
-from remote.segments.index_bundle import combine
+from remote.segments.stored_segment import combine
 from remote.upload.segment_upload import SegmentToCopy
 from tiered.partition.segment_inspection import SegmentInspector
 

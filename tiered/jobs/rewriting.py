@@ -41,8 +41,7 @@ from remote.manifest.manifest import AppliedJob
 from remote.manifest.manifest_changes import GroupOutcome, Replacement, outcome_of_group, replace_tiled
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
-from remote.segments.index_bundle import RAW, SEALED_CHUNK_BYTES
-from remote.segments.object_encoding import ObjectEncoding
+from remote.segments.stored_segment import RAW, SEALED_CHUNK_BYTES, ObjectEncoding
 from remote.store import ObjectStore
 from remote.upload.segment_upload import copy_segment
 from tiered.jobs.job_bucket import Bucket, OpenBucket

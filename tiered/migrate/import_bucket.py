@@ -51,7 +51,7 @@ from remote.manifest.manifest_page import gaps_between
 from remote.manifest.sealing import keyed
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
-from remote.segments.index_bundle import combine
+from remote.segments.stored_segment import combine
 from remote.store import ObjectStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.jobs.bucket_copying import EPOCHS_APART

@@ -24,7 +24,7 @@ from remote.manifest.manifest import Manifest, PageEntry, PendingDelete, Pending
 from remote.manifest.manifest_changes import Pending, disable_tier
 from remote.manifest.manifest_page import Rows
 from remote.manifest.writer_roles import WriterState
-from remote.segments.object_encoding import PLAIN_ENCODING, ObjectEncoding
+from remote.segments.stored_segment import PLAIN_ENCODING, ObjectEncoding
 from tiered.config.clock_guard import JUMP_MS, counted_ms
 from tiered.config.properties import DELETE_ON_DISABLE, parse
 from tiered.node.topic_registry import Topic

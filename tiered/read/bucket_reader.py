@@ -17,8 +17,7 @@ from local.storage import DiskStorage
 from local.verify.findings import Finding
 from remote.cache.chunk_cache import ChunkCache
 from remote.cache.disk_cache import DiskCache
-from remote.external.external_layout import OURS, ExternalFormat, LayoutOptions
-from remote.external.external_log import external_manifests
+from remote.external.external_layout import OURS, ExternalFormat, LayoutOptions, external_manifests
 from remote.fetch.range_reader import RangePredictor, RemotePartition
 from remote.gc.pins import Pin, pin_newest, release_all
 from remote.keys import partition_prefix

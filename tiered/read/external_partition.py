@@ -21,22 +21,23 @@ from remote.cache.chunk_cache import ChunkCache, Slice
 from remote.external.external_layout import (
     Cipher,
     ExternalFormat,
+    ExternalManifests,
     ExternalName,
     ExternalObject,
     ExternalParts,
     ExternalSegment,
+    SegmentFacts,
+    choose,
     open_chunk,
 )
-from remote.external.external_log import Copy, ExternalManifests, choose
 from remote.fetch.range_reader import Opener, RemotePartition
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.segment_entry import IndexRange, SegmentEntry
-from remote.segments.index_bundle import ChunkTable, IndexBundle
+from remote.segments.stored_segment import ChunkTable, IndexBundle
 from remote.store import Body, ObjectStore
 from tiered.read.external_segments import (
     THREADS,
-    SegmentFacts,
     built_indexes,
     entry_of_facts,
     has_known_transactions,
@@ -222,18 +223,17 @@ def list_entries(
     found, known_epochs = _with_checked_epochs(store, layout, found, note)
     facts_by_key = {facts.segment.data_key: facts for facts in found}
     known_facts.update((key, facts_by_key.get(key[0])) for key in keys)
-    copies = _copies(found)
-    selected = choose(copies, known_epochs)
+    selected = choose(found, known_epochs)
     try:
-        entries = [_entry(store, layout, found[each.number], each.next_offset) for each in selected]
+        entries = [_entry(store, layout, *each) for each in selected]
     except Corrupt as error:
         if not known_epochs:
             raise
         # No leader begins inside a batch: the checkpoint is wrong, and the batches alone decide.
         note(replace(damaged(error, f"{name.prefix}epochs"), severity=Severity.WARNING))
-        selected = choose(copies)
-        entries = [_entry(store, layout, found[each.number], each.next_offset) for each in selected]
-    for start, end in hidden(copies, selected):
+        selected = choose(found)
+        entries = [_entry(store, layout, *each) for each in selected]
+    for start, end in hidden(found, selected):
         note(finding("external.not-read", f"{name.prefix}{start}-{end}", offsets=(start, end)))
     if superseded := len(found) - len(entries):
         where = name.topic_partition
@@ -253,25 +253,11 @@ def _with_checked_epochs(
         # The offset of each epoch's first batch decides which copy counts.
         found = side_by_side(partial(with_all_epochs, store, layout), found, threads=THREADS, name="tiered-foreign")
     for _ in range(2):  # epochs corrected in the first pass may hide other offsets
-        copies = _copies(found)
-        unread = hidden(copies, choose(copies, known_epochs))
+        unread = hidden(found, choose(found, known_epochs))
         if is_doubtful or unread or overlaps(found):
             found = verified(store, layout, found, unread, note)
             known_epochs, is_doubtful = newest_checkpoint(store, layout, found, note)
     return found, known_epochs
-
-
-def _copies(found: Sequence[SegmentFacts]) -> list[Copy]:
-    return [
-        Copy(
-            number=number,
-            base_offset=facts.segment.base_offset,
-            next_offset=facts.next_offset,
-            epochs=facts.epochs,
-            stamp_ms=facts.segment.stamp_ms,
-        )
-        for number, facts in enumerate(found)
-    ]
 
 
 def _entry(store: ObjectStore, layout: ExternalFormat, facts: SegmentFacts, next_offset: int) -> SegmentEntry:

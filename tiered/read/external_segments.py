@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 from local.errors import Corrupt, NotFound
@@ -21,8 +21,7 @@ from local.log.checkpoints import parse_entries
 from local.log.leader_epochs import LeaderEpochs
 from local.verify.findings import Finding, Severity, damaged, finding
 from remote.external.aiven_layout import EPOCH_MAX
-from remote.external.external_layout import ExternalFormat, ExternalObject, ExternalSegment
-from remote.external.external_log import Copy, ReadRangeOfCopy
+from remote.external.external_layout import ExternalFormat, ExternalObject, ExternalSegment, SegmentFacts
 from remote.segment_entry import IndexRange, SegmentEntry
 from remote.store import ObjectStore
 from tiered.stores.parallel import side_by_side
@@ -31,23 +30,6 @@ INTERVAL_BYTES = 4096  # between two entries of an index made here; Kafka's defa
 Read = Callable[[int, int], bytes]  # position, length; fewer bytes at the end
 THREADS = 16
 Note = Callable[[Finding], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentFacts:
-    """A segment with all facts known. `size_bytes` is below the object's size if its end was torn.
-
-    Without `has_all_epochs`, `epochs` are those of the first batch. `is_verified`: `epochs` are of all batches.
-    """
-
-    segment: ExternalSegment
-    next_offset: int
-    size_bytes: int
-    max_timestamp_ms: int | None
-    epochs: tuple[tuple[int, int], ...]
-    has_all_epochs: bool = True
-    is_first_epoch_read: bool = False
-    is_verified: bool = False
 
 
 def read_segment_facts(store: ObjectStore, layout: ExternalFormat, segment: ExternalSegment) -> SegmentFacts | None:
@@ -244,12 +226,11 @@ def newest_checkpoint(
     return (), is_doubtful
 
 
-def hidden(copies: Sequence[Copy], selected: Sequence[ReadRangeOfCopy]) -> list[tuple[int, int]]:
-    bases = {copy.number: copy.base_offset for copy in copies}
-    read = sorted((bases[each.number], each.next_offset) for each in selected)
+def hidden(copies: Sequence[SegmentFacts], selected: Sequence[tuple[SegmentFacts, int]]) -> list[tuple[int, int]]:
+    read = sorted((copy.segment.base_offset, end) for copy, end in selected)
     found: list[tuple[int, int]] = []
     reached = 0
-    for base, end in sorted((copy.base_offset, copy.next_offset) for copy in copies):
+    for base, end in sorted(map(_range, copies)):
         for at, to in _without(max(base, reached), end, read):
             if found and found[-1][1] == at:
                 found[-1] = found[-1][0], to

@@ -54,7 +54,7 @@ from remote.manifest.view_changes import (
     fail_view,
     switch_view,
 )
-from remote.segments.object_encoding import PLAIN_ENCODING
+from remote.segments.stored_segment import PLAIN_ENCODING
 from remote.store import Body, ObjectInfo, ObjectStore, UploadSource
 from remote.store.file_store import FileStore
 from tiered.read.partition_source import PartitionSource

@@ -11,8 +11,7 @@ from typing import TypeVar
 from local.errors import LogError, Unavailable
 from local.logdirs.log_dirs import LogDirectories
 from remote.store import ObjectStore
-from remote.store.middleware.deadline_store import Deadlines, WatchedStore
-from remote.store.middleware.retrying_store import RetryBudget, RetryPolicy
+from remote.store.middleware.deadlines_and_retries import Deadlines, RetryBudget, RetryPolicy, WatchedStore
 from remote.store.middleware.store_wrapper import ImmutableStore, StoreWrapper, ThrottledStore
 from remote.store.open_store import open_store
 from remote.store.s3_options import ObjectSettings
@@ -23,9 +22,9 @@ from tiered.config.secrets import keyed_store
 T = TypeVar("T")
 OBJECT_SETTINGS = ("remote.storage.class", "remote.sse", "remote.sse.kms.key.id")
 COPY_RATE, FETCH_RATE = (f"remote.log.manager.{way}.max.bytes.per.second" for way in ("copy", "fetch"))
-HASTE_S = 2.0  # about as long as a person waits without output (`remote.store.middleware.retrying_store`)
+HASTE_S = 2.0  # about as long as a person waits without output (`remote.store.middleware.deadlines_and_retries`)
 CALL_DEADLINE_S = 5.0  # a connection over a slow network, and two attempts
-ANSWERED_S = 60.0  # one call to a store that answers (`remote.store.middleware.deadline_store`): a large object
+ANSWERED_S = 60.0  # one call to a store that answers (`remote.store.middleware.deadlines_and_retries`): a large object
 RETRIES_MAX = 4.0  # retries of all calls together, until other calls succeed
 CLOSE_S = 1.0  # for the client of a store that did not answer
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from local.errors import InvalidRequest
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
-from remote.segments.object_encoding import CODECS, ObjectEncoding
+from remote.segments.stored_segment import CODECS, ObjectEncoding
 from tiered.config.config import KEY_ID, STORAGE_CLASS, object_encoding
 
 if TYPE_CHECKING:

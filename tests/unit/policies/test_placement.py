@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from local.errors import DiskFailed, InvalidRequest
-from policies.placement import Broker, LogDirFacts, alternate_racks, assign_replicas, choose_log_dir
+from local.facts import LogDirFacts
+from policies.placement import Broker, alternate_racks, assign_replicas, choose_log_dir
 
 GIB = 1 << 30
 
@@ -199,11 +200,3 @@ def test_without_racks_whole_rounds_give_every_broker_the_same_number_of_replica
         bare, partitions=rounds * len(bare), replication_factor=factor, start_index=start, shift=shift
     )
     assert set(Counter(each for placed in found.values() for each in placed).values()) == {rounds * factor}
-
-
-@given(fleets(), st.integers(1, 20), st.integers(1, 20))
-def test_added_partitions_continue_the_rotation_of_leaders(brokers: list[Broker], first: int, more: int) -> None:
-    numbers = {"replication_factor": min(2, len(brokers)), "start_index": 1, "shift": 0}
-    whole = assign_replicas(brokers, partitions=first + more, **numbers)
-    added = assign_replicas(brokers, partitions=more, first_partition=first, **numbers)
-    assert {at: placed[0] for at, placed in added.items()} == {at: whole[at][0] for at in added}

@@ -20,7 +20,7 @@ from remote.manifest import manifest as manifest_module
 from remote.manifest import manifest_page
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
-from remote.segments import index_bundle
+from remote.segments import stored_segment
 from remote.store.memory_store import MemoryStore
 from tiered.manager.manager import LogManager
 from tiered.migrate.restore_plan import LocalSegments, RestoreWish, plan_restore
@@ -88,11 +88,11 @@ def test_formats_of_a_later_version_are_refused_as_newer(world: World, monkeypat
     body = next(body for key, body in objects.items() if key.endswith(".indexes") and key.startswith("plain"))
     before = body[:-14] + struct.pack(">H", 2)
     with pytest.raises(Corrupt, match="newer format: version=2 known=1"):
-        index_bundle.decode_bundle(before + struct.pack(">I8s", crc32c(before), index_bundle.MAGIC))
-    table = index_bundle.decode_bundle(body).chunks
-    encoded = index_bundle.encode_chunks(table)
+        stored_segment.decode_bundle(before + struct.pack(">I8s", crc32c(before), stored_segment.MAGIC))
+    table = stored_segment.decode_bundle(body).chunks
+    encoded = stored_segment.encode_chunks(table)
     with pytest.raises(Corrupt, match="newer format: version=3 known=2"):
-        index_bundle.decode_chunks(
+        stored_segment.decode_chunks(
             struct.pack(">H", 3) + encoded[2:] if encoded[:2] == b"\0\2" else b"\3" + encoded[1:]
         )
     name = next(name for name in list_partitions(world.store) if name.topic == "paged")

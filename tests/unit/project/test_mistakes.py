@@ -16,7 +16,7 @@ from threading import Thread
 import pytest
 from mistakes import MISTAKES, PAGE, Mistake, render
 
-from remote.store.middleware.retrying_store import RetryPolicy
+from remote.store.middleware.deadlines_and_retries import RetryPolicy
 from tiered.cli.main import invoke
 
 

@@ -11,7 +11,7 @@ from remote.manifest.catalog import list_partitions
 from remote.manifest.sealing import keyed
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
-from remote.segments.index_bundle import IndexBundle
+from remote.segments.stored_segment import IndexBundle
 from remote.store import ObjectStore
 from tiered.health.scrub import check_contents
 

@@ -6,7 +6,7 @@ from local.format.crc32c import crc32c
 from remote.keys import data_key, indexes_key
 from remote.manifest.manifest import STORED_MANIFEST, Manifest, encode_line
 from remote.segment_entry import IndexRange, SegmentEntry
-from remote.segments.index_bundle import CHUNK_BYTES, ChunkTable
+from remote.segments.stored_segment import CHUNK_BYTES, ChunkTable
 
 
 def entry(ulid="U1", base_offset=0, next_offset=10, **changes):

@@ -30,8 +30,7 @@ from local.names import TopicPartition
 from local.records.isolation import Isolation
 from remote.cache.chunk_cache import ChunkCache
 from remote.external.external_formats import external_format
-from remote.external.external_layout import OURS, ExternalFormat, Layout
-from remote.external.external_log import external_manifests
+from remote.external.external_layout import OURS, ExternalFormat, Layout, external_manifests
 from remote.fetch.range_reader import RemotePartition
 from remote.gc.pins import Pin, pin_newest, release_all, renew
 from remote.manifest.catalog import RemotePartitionName, list_partitions

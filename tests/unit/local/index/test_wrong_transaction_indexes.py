@@ -18,7 +18,7 @@ from local.index import txn_index
 from local.log import Log
 from local.log.producer_state import Producer
 from local.records.isolation import Isolation
-from remote.segments.index_bundle import decode_bundle
+from remote.segments.stored_segment import decode_bundle
 from remote.store.memory_store import MemoryStore
 from remote.upload.segment_upload import copy_segment
 from tiered.partition.segment_inspection import segment_to_copy

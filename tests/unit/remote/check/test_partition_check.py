@@ -18,7 +18,7 @@ from local.verify.findings import Severity
 from remote.check.partition_check import BucketReport, ObjectKind
 from remote.keys import data_key, manifest_key, new_ulid
 from remote.manifest.manifest import Manifest, decode_manifest, encode_manifest
-from remote.segments.index_bundle import decode_bundle, encode_bundle
+from remote.segments.stored_segment import decode_bundle, encode_bundle
 from remote.store.memory_store import MemoryStore
 
 pytestmark = pytest.mark.damages_bucket

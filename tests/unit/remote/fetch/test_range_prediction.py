@@ -16,7 +16,7 @@ from remote.fetch.range_reader import REST, WRONG_MAX, RangePredictor, RemotePar
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments
 from remote.segment_entry import SegmentEntry
-from remote.segments.index_bundle import CHUNK_BYTES
+from remote.segments.stored_segment import CHUNK_BYTES
 from remote.store import Body, GetRange, ObjectInfo
 from remote.store.memory_store import MemoryStore
 from remote.upload.segment_upload import copy_segment

@@ -12,7 +12,7 @@ from local.errors import Corrupt, InvalidRequest, NotFound, Unavailable
 from local.format.crc32c import crc32c
 from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
-from remote.segments.index_bundle import (
+from remote.segments.stored_segment import (
     ChunkTable,
     combine,
     decode_bundle,
@@ -342,7 +342,7 @@ def test_an_index_bundle_has_a_golden_start_and_end():
 
 
 def _bundle():
-    from remote.segments.index_bundle import IndexBundle
+    from remote.segments.stored_segment import IndexBundle
 
     table = ChunkTable(lengths=(4, 1), crcs=(1, 2))
     return encode_bundle(IndexBundle(offset=b"oo", time=b"tt", txn=b"", producers=b"p", epochs=b"e", chunks=table))[0]

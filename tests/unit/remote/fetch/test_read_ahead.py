@@ -54,7 +54,7 @@ def _small_and_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"STEP_BYTES_MIN": CHUNK, "STEP_BYTES_MAX": 4 * CHUNK, "WINDOW_BYTES_MIN": CHUNK}.items():
         monkeypatch.setattr(read_ahead, name, value)
     monkeypatch.setattr(read_ahead, "RANGE_BYTES", 4 * CHUNK)
-    monkeypatch.setattr(read_ahead, "_pool", AtOnce)
+    monkeypatch.setattr(read_ahead, "_threads", AtOnce())
 
 
 @pytest.fixture
@@ -222,5 +222,5 @@ def test_only_open_streams_protect_their_chunks(store: Watched, entries: list[Se
 
 
 def test_a_process_can_exit_while_its_read_ahead_hangs():
-    code = "import threading; from remote.fetch.read_ahead import _pool; _pool().submit(threading.Event().wait)"
+    code = "import threading; from remote.fetch.read_ahead import _threads; _threads.submit(threading.Event().wait)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

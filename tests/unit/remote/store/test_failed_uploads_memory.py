@@ -12,8 +12,7 @@ import pytest
 from local.errors import Unavailable, forget_locals
 from remote.store import Body, ObjectStore, UploadSource
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.deadline_store import WatchedStore
-from remote.store.middleware.retrying_store import RetryingStore, RetryPolicy
+from remote.store.middleware.deadlines_and_retries import RetryingStore, RetryPolicy, WatchedStore
 
 TWICE = RetryPolicy(attempts_max=2, sleep=lambda seconds: None)
 

@@ -10,7 +10,7 @@ import pytest
 
 from local.errors import Corrupt, Unavailable
 from remote.store import s3_store
-from remote.store.middleware.retrying_store import RetryPolicy
+from remote.store.middleware.deadlines_and_retries import RetryPolicy
 from remote.store.s3_store import PartSender, S3Store, SentPart
 
 

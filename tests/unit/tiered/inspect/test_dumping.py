@@ -29,7 +29,7 @@ from local.records.batch_runs import DISORDER, BatchRuns
 from local.records.coordinator_records import decode_offsets_record, decode_transaction_record
 from local.verify.findings import Severity
 from local.verify.segment_checks import check_offset_index, check_time_index
-from remote.segments.index_bundle import IndexBundle, encode_bundle
+from remote.segments.stored_segment import IndexBundle, encode_bundle
 from remote.store.open_store import open_store
 from tiered.cli import render
 from tiered.cli.errors import Exit

@@ -12,7 +12,7 @@ from care_world import NOW, SMALL_PAGES, TOPIC_ID, CareWorld, batches, fill, nam
 from local.errors import Corrupt, InvalidRequest
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments
-from remote.segments.object_encoding import PLAIN_ENCODING
+from remote.segments.stored_segment import PLAIN_ENCODING
 from remote.store.memory_store import MemoryStore
 from remote.store.unfinished_uploads import UnfinishedUpload, orphaned_uploads
 from tiered.jobs.orphan_deletion import (

@@ -21,7 +21,7 @@ from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import add_segments, expire_segments
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import KeyRing
-from remote.segments.index_bundle import CHUNK_BYTES, SEALED_CHUNK_BYTES
+from remote.segments.stored_segment import CHUNK_BYTES, SEALED_CHUNK_BYTES
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.store_wrapper import MeteredStore
 from tiered.jobs.joined_segments import check_same_bytes

@@ -14,8 +14,7 @@ from external_truth import assert_reads
 from local.log.leader_epochs import LeaderEpochs
 from local.verify.findings import Severity
 from remote.external.external_formats import external_format
-from remote.external.external_layout import LayoutOptions
-from remote.external.external_log import Copy, ReadRangeOfCopy
+from remote.external.external_layout import ExternalSegment, LayoutOptions, SegmentFacts
 from remote.store.memory_store import MemoryStore
 from remote.store.open_store import open_store
 from tiered.cli.main import invoke
@@ -230,5 +229,14 @@ def test_import_with_a_blocked_segment_exits_4(sample, tmp_path, capfd) -> None:
     ],
 )
 def test_hidden_offsets_are_the_offsets_of_copies_that_are_not_read(ranges, chosen, expected) -> None:
-    copies = [Copy(number=at, base_offset=base, next_offset=end) for at, (base, end) in enumerate(ranges)]
-    assert hidden(copies, [ReadRangeOfCopy(number, end) for number, end in chosen]) == expected
+    copies = [
+        SegmentFacts(
+            segment=ExternalSegment(data_key="a", base_offset=base, size_bytes=1, stored_bytes=1),
+            next_offset=end,
+            size_bytes=1,
+            max_timestamp_ms=None,
+            epochs=(),
+        )
+        for base, end in ranges
+    ]
+    assert hidden(copies, [(copies[number], end) for number, end in chosen]) == expected

@@ -21,8 +21,7 @@ from remote.fetch.range_reader import RemotePartition
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments
 from remote.segment_entry import SegmentEntry
-from remote.segments.index_bundle import ZSTD
-from remote.segments.object_encoding import ObjectEncoding
+from remote.segments.stored_segment import ZSTD, ObjectEncoding
 from remote.store import Body
 from remote.store.memory_store import MemoryStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment

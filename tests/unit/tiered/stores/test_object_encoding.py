@@ -27,7 +27,7 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import set_properties
 from remote.manifest.sealing import keyed
 from remote.segment_entry import SegmentEntry
-from remote.segments import object_encoding as at_rest_module
+from remote.segments import stored_segment as at_rest_module
 from remote.segments.encryption import KeyRing
 from remote.store.memory_store import MemoryStore
 from remote.store.open_store import open_store

@@ -13,7 +13,7 @@ from manager_world import NAME, NOW, TIERED, SwitchableStore, World, send, settl
 from local.errors import AccessDenied, LogError, NotFound, Unavailable
 from remote.store import ObjectStore, UploadSource, ranged_source
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.retrying_store import RetryBudget, RetryingStore, RetryPolicy
+from remote.store.middleware.deadlines_and_retries import RetryBudget, RetryingStore, RetryPolicy
 from tiered.cli.main import invoke
 from tiered.stores import configured_store
 from tiered.stores.configured_store import BriefStore, ShortDeadlineStore

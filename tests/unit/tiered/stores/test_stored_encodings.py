@@ -23,7 +23,7 @@ from remote.manifest.page_out import PageRule
 from remote.manifest.sealing import keyed
 from remote.manifest.view import CompactedView
 from remote.segments.encryption import KeyRing
-from remote.segments.index_bundle import RAW, ZSTD
+from remote.segments.stored_segment import RAW, ZSTD
 from remote.store.memory_store import MemoryStore
 from remote.store.open_store import open_store
 from remote.store.s3_options import ObjectSettings

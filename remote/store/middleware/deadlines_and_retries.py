@@ -1,4 +1,6 @@
-"""Deadlines: a store whose operations end in time, even if the client hangs.
+"""Deadlines and retries: stores whose operations end in time, even if the client hangs, and are tried again.
+
+**Deadlines.**
 
 | operation | time limit |
 |---|---|
@@ -19,6 +21,11 @@ call starts. Cost per call: two thread switches, about 50 microseconds.
 | other writes | names are used once and always get the same bytes (`remote.upload.segment_upload_stream`) |
 | delete | it may repeat |
 | upload | an abandoned upload gets no further part |
+
+**Retries.** The one retry layer retries `Unavailable` until a deadline, with exponential backoff and full jitter. An
+outer layer never retries the final error, so nesting is harmless. The clients' own retries are disabled, because two
+layers would multiply. All calls share a **budget** of retries: successes earn them, failures spend them. So an outage
+does not multiply the load that may have caused it.
 """
 
 from __future__ import annotations
@@ -28,16 +35,19 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from local.errors import Unavailable, forget_locals
+from local.errors import Unavailable, describe, forget_locals
 from remote.store.middleware.store_wrapper import StoreWrapper
-from remote.store.protocol import LIST_PAGE, Body, ObjectInfo, ObjectStore, UploadSource
+from remote.store.protocol import DELETE_PAGE, LIST_PAGE, Body, ObjectInfo, ObjectStore, UploadSource
+
+if TYPE_CHECKING:
+    import tenacity
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -67,6 +77,7 @@ class ProgressSignal:
         self._limit_s = limit_s
         self._clock = clock
         self._last: float | None = clock()
+        self.is_over = False  # the call has returned or was abandoned
 
     def beat(self) -> None:
         self._last = self._clock()
@@ -169,12 +180,12 @@ class WatchedStore(StoreWrapper):
     def upload(self, key: str, source: UploadSource) -> None:
         with self._places:
             progress_signal = ProgressSignal(self._deadlines.upload_stall_s)
-            parts = _Parts(source, progress_signal)
-            upload = partial(self._inner.upload, key, UploadSource(parts=parts.begin))
+            parts = partial(_watched_parts, source, progress_signal)
+            upload = partial(self._inner.upload, key, UploadSource(parts=parts))
             try:
                 self._watchdog.run(upload, progress_signal, _ATTEMPTS["upload"], store=self.url, key=key)
             finally:
-                parts.is_over = True
+                progress_signal.is_over = True
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         infos: Iterator[ObjectInfo] | None = None
@@ -197,27 +208,20 @@ class WatchedStore(StoreWrapper):
             log.warning("%s", error)
 
 
-class _Parts:
-    """The parts of a source, none after the deadline; each request for a part resets the deadline."""
-
-    def __init__(self, source: UploadSource, progress_signal: ProgressSignal) -> None:
-        self.is_over = False
-        self._source = source
-        self._progress_signal = progress_signal
-
-    def begin(self) -> Iterator[Body]:
-        parts = self._source.parts()
-        while True:
-            self._progress_signal.pause()
-            try:
-                part = next(parts, None)
-            finally:
-                self._progress_signal.beat()
-            if self.is_over:
-                raise Unavailable("cannot upload an object, the upload was stopped at its deadline")
-            if part is None:
-                return
-            yield part
+def _watched_parts(source: UploadSource, progress_signal: ProgressSignal) -> Iterator[Body]:
+    """The parts of a source, none once the upload is over; each request for a part resets the deadline."""
+    parts = source.parts()
+    while True:
+        progress_signal.pause()
+        try:
+            part = next(parts, None)
+        finally:
+            progress_signal.beat()
+        if progress_signal.is_over:
+            raise Unavailable("cannot upload an object, the upload was stopped at its deadline")
+        if part is None:
+            return
+        yield part
 
 
 class _Job(Generic[T]):
@@ -263,3 +267,149 @@ class _Worker(threading.Thread):
             job.run()
             is_kept = self._returned(self, job)
             del job
+
+
+class RetryBudget:
+    """The retries left: `capacity` at first, plus `earned` for a success. Thread safe. Source: gRPC (A6), AWS SDKs."""
+
+    def __init__(self, capacity: float = 64.0, earned: float = 0.5) -> None:
+        self._capacity = capacity
+        self._earned = earned
+        self._left = capacity
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Within this context every call is tried once. For one thread."""
+        self._is_closed = True
+        try:
+            yield
+        finally:
+            self._is_closed = False
+
+    def earn(self) -> None:
+        with self._lock:
+            self._left = min(self._capacity, self._left + self._earned)
+
+    def spend(self) -> bool:
+        with self._lock:
+            if self._left < 1 or self._is_closed:
+                return False
+            self._left -= 1
+            return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """Limits of retries and waits, in seconds.
+
+    No try begins later than `deadline_s` after the first; a running try ends by its own deadline. A call that has taken
+    `warn_after_s`, the next wait included, logs once why it waits.
+    """
+
+    attempts_max: int = 8
+    deadline_s: float = 30.0
+    wait_first_s: float = 0.1
+    wait_max_s: float = 5.0
+    warn_after_s: float = 2.0  # about as long as a person waits without a sign of progress
+    sleep: Callable[[float], None] = time.sleep
+    budget: RetryBudget = field(default_factory=RetryBudget, repr=False, compare=False)
+
+    def call(self, attempt: Callable[[], T], *, verb: str | None = None, key: str | None = None) -> T:
+        """Return the first successful result, or raise the last Unavailable with the number of tries."""
+        begun_s = time.monotonic()
+        try:
+            found = attempt()
+        except Unavailable as first:
+            if "attempts" in first.facts:
+                raise
+            try:
+                found = _next_tries(self, attempt, first, time.monotonic() - begun_s, {"verb": verb, "key": key})
+            except Unavailable as error:
+                forget_locals(error)  # tenacity stores every error where the error's own frames refer to it
+                raise
+        self.budget.earn()
+        return found
+
+
+class RetryingStore(StoreWrapper):
+    """A store with retries. A page of a listing, and DELETE_PAGE keys of a delete, are one operation."""
+
+    def __init__(self, inner: ObjectStore, policy: RetryPolicy | None = None) -> None:
+        super().__init__(inner)
+        self._policy = policy or RetryPolicy()
+
+    def _around(self, call: Callable[[], T], operation: str, key: str | None, size_bytes: int = 0) -> T:
+        return self._policy.call(call, verb=operation, key=key)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """A listing in pages. After an error it restarts after the last page it returned."""
+        rest: Iterator[ObjectInfo] | None = None
+        last = start_after
+
+        def next_page() -> list[ObjectInfo]:
+            nonlocal rest, last
+            infos, rest = rest, None  # an iterator that raised is unusable
+            infos = self._inner.list(prefix, start_after=last) if infos is None else infos
+            found = list(itertools.islice(infos, LIST_PAGE))
+            if found:
+                rest, last = infos, found[-1].key
+            return found
+
+        page = None
+        while page is None or len(page) == LIST_PAGE:  # a shorter page is the last
+            page = self._policy.call(next_page, verb="list", key=prefix)
+            yield from page
+
+    def delete(self, keys: Iterable[str]) -> None:
+        wanted = tuple(keys)
+        for at in range(0, len(wanted), DELETE_PAGE):
+            page = wanted[at : at + DELETE_PAGE]
+            self._policy.call(partial(self._inner.delete, page), verb="delete", key=page[0])
+
+
+def _next_tries(
+    policy: RetryPolicy, attempt: Callable[[], T], first: Unavailable, spent_s: float, facts: dict[str, object]
+) -> T:
+    """The next successful result after `first`; raises the last Unavailable. `facts` are for the log."""
+    import tenacity  # here, because nearly all calls succeed at once, and many commands have no others
+
+    is_logged = False
+
+    def warn(state: tenacity.RetryCallState) -> None:
+        nonlocal is_logged
+        error = state.outcome.exception() if state.outcome is not None else None
+        if is_logged or spent_s + (state.seconds_since_start or 0.0) + state.upcoming_sleep < policy.warn_after_s:
+            return
+        assert isinstance(error, Unavailable)
+        is_logged = True
+        cause = error.facts.get("cause") or error.attempt
+        what = {**facts, "attempts": state.attempt_number, "cause": cause}
+        log.warning("%s", describe("retrying a call to the store", what))
+
+    is_over = tenacity.stop_after_attempt(policy.attempts_max) | tenacity.stop_before_delay(policy.deadline_s - spent_s)
+    retrying = tenacity.Retrying(
+        stop=lambda state: is_over(state) or not policy.budget.spend(),  # asked last, because asking spends it
+        wait=tenacity.wait_random_exponential(multiplier=policy.wait_first_s, max=policy.wait_max_s),
+        retry=tenacity.retry_if_exception(
+            lambda error: isinstance(error, Unavailable) and "attempts" not in error.facts
+        ),
+        sleep=policy.sleep,
+        before_sleep=warn,
+        reraise=True,
+    )
+    failed = [first]
+
+    def next_try() -> T:
+        if failed:
+            raise failed.pop()
+        return attempt()
+
+    try:
+        return retrying(next_try)
+    except Unavailable as error:
+        if "attempts" in error.facts:
+            raise
+        tries = retrying.statistics.get("attempt_number", 1)
+        raise error.restated(error.attempt, **error.facts, attempts=tries) from error

@@ -11,8 +11,15 @@ import pytest
 from local.errors import NotFound, Unavailable
 from remote.store import LIST_PAGE, UploadSource, ranged_source
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.deadline_store import Deadlines, ProgressSignal, Watchdog, WatchedStore, _Parts
-from remote.store.middleware.retrying_store import RetryingStore, RetryPolicy
+from remote.store.middleware.deadlines_and_retries import (
+    Deadlines,
+    ProgressSignal,
+    RetryingStore,
+    RetryPolicy,
+    Watchdog,
+    WatchedStore,
+    _watched_parts,
+)
 
 SHORT = Deadlines(call_s=0.1, upload_stall_s=0.1, close_s=0.1)
 VERBS = {
@@ -127,7 +134,7 @@ def test_threads_are_reused_and_errors_pass_through():
 def test_an_upload_may_take_any_time_while_it_makes_progress():
     now = [0.0]
     progress_signal = ProgressSignal(10.0, clock=lambda: now[0])
-    for _ in _Parts(UploadSource(parts=lambda: iter([b"x"] * 30)), progress_signal).begin():
+    for _ in _watched_parts(UploadSource(parts=lambda: iter([b"x"] * 30)), progress_signal):
         now[0] += 9.0
         assert progress_signal.left_s() == 1.0
     assert now[0] == 270.0
@@ -143,7 +150,7 @@ def test_a_slow_source_of_parts_does_not_count_as_a_hanging_store():
             assert progress_signal.left_s() == 10.0
             yield b"x"
 
-    for _ in _Parts(UploadSource(parts=parts), progress_signal).begin():
+    for _ in _watched_parts(UploadSource(parts=parts), progress_signal):
         assert progress_signal.left_s() == 10.0
 
 
@@ -177,7 +184,7 @@ def test_waiting_for_other_uploads_does_not_count_as_a_hanging_store(monkeypatch
         assert going_on.wait(30)
         yield b"x"
 
-    monkeypatch.setattr("remote.store.middleware.deadline_store.ProgressSignal", CountedSignal)
+    monkeypatch.setattr("remote.store.middleware.deadlines_and_retries.ProgressSignal", CountedSignal)
     inner = Counting()
     store = WatchedStore(inner, uploads_max=2)
     places, store._places = store._places, Places()

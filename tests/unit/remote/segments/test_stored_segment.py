@@ -25,8 +25,18 @@ from remote.keys import parse_data_key
 from remote.manifest.manifest_changes import add_segments
 from remote.segment_entry import PART_BYTES
 from remote.segments.encryption import INDEXES_MAGIC, STEM_BINDING, KeyRing, ObjectCipher, parse_key_ring
-from remote.segments.index_bundle import AES_256_GCM, RAW, ZSTD, ChunkTable, decode_bundle, decode_chunks, encode_chunks
-from remote.segments.object_encoding import ObjectEncoding, Seal, open_chunk
+from remote.segments.stored_segment import (
+    AES_256_GCM,
+    RAW,
+    ZSTD,
+    ChunkTable,
+    ObjectEncoding,
+    Seal,
+    decode_bundle,
+    decode_chunks,
+    encode_chunks,
+    open_chunk,
+)
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.store_wrapper import MeteredStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment
