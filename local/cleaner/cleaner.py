@@ -53,7 +53,6 @@ from local.storage import SegmentFiles
 
 _log = logging.getLogger(__name__)
 DEFAULT_BUFFER = Buffer()
-Progress = Callable[[int, int], None]
 POSITION_MAX = 2**31 - 1  # positions in an offset index are int32
 
 
@@ -79,7 +78,6 @@ def clean(
     delete_retention_ms: int = DAY_MS,
     tombstones_below: int | None = 0,
     buffer: Buffer = DEFAULT_BUFFER,
-    progress: Progress = lambda done, total: None,
     should_stop: Callable[[], bool] = lambda: False,
     throttle: Callable[[int], None] = lambda size_bytes: None,
     clock: Callable[[], float] = time.monotonic,
@@ -130,7 +128,7 @@ def clean(
         _log.info("%s", beginning(log.partition, judged, facts))
         out = np.empty(kernels.REBUILT_PART_BYTES, np.uint8)
         work = _Work(log, limiter, now_ms, delete_delay_ms, facts.horizon_ms, out, figures)
-        _rewrite(work, judged, progress, apart_at)
+        _rewrite(work, judged, apart_at)
         log.cleaner_offset = figures.cleaner_offset
         return _result(work, began)
 
@@ -205,16 +203,13 @@ def _decide(
     return judged, reach_offset, figures
 
 
-def _rewrite(work: _Work, judged: Sequence[SegmentVerdict], progress: Progress, apart_at: int) -> None:
+def _rewrite(work: _Work, judged: Sequence[SegmentVerdict], apart_at: int) -> None:
     if any(each.has_legacy for each in judged):
         work.log.cover_epochs()
-    groups = grouped(judged, work.log.settings, work.limiter, apart_at=apart_at)
-    for done, group in enumerate(groups):
-        progress(done, len(groups))
+    for group in grouped(judged, work.log.settings, work.limiter, apart_at=apart_at):
         _clean_group(work, group)
         for each in group:
             each.mapped = None
-    progress(len(groups), len(groups))
 
 
 def _result(work: _Work, began: float) -> CleaningFigures:

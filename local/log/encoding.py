@@ -5,14 +5,6 @@
 | a batch, as it is stored, fits in `max_message_bytes` and in a segment | InvalidRequest |
 | a compacted topic's records have keys, unless `drops_keyless` | InvalidRequest, the records' indexes in `records` |
 | CreateTime: now - before <= time <= now + after, each record; -1 is "no time" and always allowed | the same |
-| LogAppendTime is assigned by the log: a batch with this type is refused | InvalidRequest |
-| format 2, dense offsets, no control batch, a producer with epoch and sequence | InvalidRequest |
-| checksum, structure, number of records | Corrupt |
-
-| rewritten in a ready-made batch | when |
-|---|---|
-| attributes, maxTimestamp = now, CRC | the topic has LogAppendTime |
-| maxTimestamp, CRC | it is not the largest of the records (retention and time lookups rely on it) |
 
 Columns without a codec are encoded during the append, in runs of a few MiB that stay in the cache: twice as fast.
 Source: kafka `LogValidator`, `UnifiedLog.analyzeAndValidateRecords`.
@@ -28,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from local import kernels
-from local.errors import Corrupt, InvalidRequest
-from local.format.batch_header import HEADER_BYTES, LOG_APPEND_TIME, BatchHeader, read_header, seal
+from local.errors import InvalidRequest
+from local.format.batch_header import HEADER_BYTES, LOG_APPEND_TIME, read_header, seal
 from local.format.compression import Codec, compress
 from local.format.record import Record, TimestampType
 from local.log.producer_state import Producer
 from local.names import TopicPartition
-from local.records.batch import assign_timestamp, check_batch, encode_batch
+from local.records.batch import encode_batch
 from local.records.record_columns import RecordColumns
 from local.settings import LogSettings
 
@@ -102,52 +94,6 @@ class _Append:
                 earliest_ms=None if before is None else self.now_ms - before,
                 latest_ms=None if after is None else self.now_ms + after,
             )
-
-
-# -- ready-made batches
-
-
-def validate_batch(batch: bytes, settings: LogSettings, *, partition: TopicPartition, now_ms: int) -> bytearray:
-    """Return a checked copy of a ready-made batch, its offsets not yet assigned. Raises as the module's tables say."""
-    append, header = _Append(settings, partition, now_ms), check_batch(batch)
-    _check_form(header, len(batch), partition)
-    append.check_size(len(batch))
-    problem = kernels.scan_batches(batch).problem
-    if problem is not None or header.record_count < 1:
-        raise Corrupt(f"cannot append a batch, {problem or 'it has no records'}", partition=partition)
-    columns = kernels.decode_columns(batch)
-    append.check_keys(np.flatnonzero(columns.key_lengths < 0).tolist())
-    accepted = bytearray(batch)
-    if append.is_timed_by_log:
-        assign_timestamp(accepted, TimestampType.LOG_APPEND_TIME, now_ms)
-        return accepted
-    append.check_times(columns.timestamps)
-    latest = int(columns.timestamps.max())
-    if latest != header.max_timestamp_ms:
-        assign_timestamp(accepted, TimestampType.CREATE_TIME, latest)
-    return accepted
-
-
-def _check_form(header: BatchHeader, size: int, partition: TopicPartition) -> None:
-    if header.is_legacy:
-        raise InvalidRequest("cannot append a batch, it is not of format 2", partition=partition, magic=header.magic)
-    if header.size_bytes != size:
-        raise Corrupt("cannot append a batch, bytes follow its end", partition=partition, size_bytes=size)
-    if header.is_control or header.record_count != header.last_offset_delta + 1:
-        attempt = "cannot append a batch, its offsets have gaps or it is a control batch"
-        raise InvalidRequest(attempt, partition=partition)
-    if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
-        raise InvalidRequest("cannot append a batch, its timestamp type is LogAppendTime", partition=partition)
-    if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
-        raise InvalidRequest(
-            "cannot append a batch of a producer, it has no epoch or sequence",
-            partition=partition,
-            producer_id=header.producer_id,
-            producer_epoch=header.producer_epoch,
-            base_sequence=header.base_sequence,
-        )
-    if header.is_transactional and header.producer_id < 0:
-        raise InvalidRequest("cannot append a transactional batch, it has no producer id", partition=partition)
 
 
 # -- records

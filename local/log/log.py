@@ -112,17 +112,15 @@ class Log(LogState):
         removal = self._removal = LogRemoval(self)
         self.notes = LogNotes(self)
         self.recovered_segments = 0
-        self.read, self.batches = reader.read, reader.batches
-        self.columns, self.records = reader.columns, reader.records
+        self.read, self.columns, self.records = reader.read, reader.columns, reader.records
         self.segments, self.segment = reader.segments, reader.segment
-        self.offset_for, self.offset_for_timestamp = reader.offset_for, reader.offset_for_timestamp
+        self.newest, self.offset_for_timestamp = reader.newest, reader.offset_for_timestamp
         self.aborted_transactions, self.aborted_again = reader.aborted_transactions, reader.aborted_again
         self.producers, self.producer_snapshot = reader.producers, reader.producer_snapshot
         self.reload_files = reader.reload_files
         self.append, self.append_columns = appender.append, appender.append_columns
-        self.append_batch, self.append_marker = appender.append_batch, appender.append_marker
-        self.encode, self.encode_columns = appender.encode, appender.encode_columns
-        self.append_encoded, self.roll = appender.append_encoded, appender.roll
+        self.append_marker, self.append_encoded = appender.append_marker, appender.append_encoded
+        self.encode, self.encode_columns, self.roll = appender.encode, appender.encode_columns, appender.roll
         self.flush, self.flush_if_due = appender.flush, appender.flush_if_due
         self.begin_epoch, self.expire_producers = appender.begin_epoch, appender.expire_producers
         self.raise_log_start, self.drop_before = removal.raise_log_start, removal.drop_before

@@ -112,8 +112,8 @@ class LogAppender:
         """Encode `records` into batches of about `batch_bytes` and append them in order.
 
         With a `producer` they are one batch, and a repeated call returns the same offsets as a duplicate. Raises as
-        `local.log.encoding` (with nothing appended), with a producer as `append_batch`, and DiskFailed: some records
-        may then be in the log, none was acknowledged.
+        `local.log.encoding` and `local.log.producer_state`, with nothing appended, and DiskFailed: some records may
+        then be in the log, none was acknowledged.
         """
         batches = self.encode(records, now_ms=now_ms, producer=producer)
         return self.append_encoded(batches, now_ms=now_ms, durability=durability)
@@ -147,16 +147,6 @@ class LogAppender:
             result, position = self._append_all(batches, now_ms, durability)
         self._state.commit.wait_for(position)
         return result
-
-    def append_batch(self, batch: bytes, *, now_ms: int, durability: Durability = Durability.MEMORY) -> AppendResult:
-        """Append one ready-made v2 batch after a full check; a repeated one of a producer returns its offsets.
-
-        Under LogAppendTime the log sets its times. Raises as `local.log.encoding` and `local.log.producer_state`.
-        """
-        from local.log.encoding import validate_batch
-
-        accepted = validate_batch(batch, self._state.settings, partition=self._state.partition, now_ms=now_ms)
-        return self.append_encoded([accepted], now_ms=now_ms, durability=durability)
 
     def append_marker(
         self,

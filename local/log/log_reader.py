@@ -24,7 +24,7 @@ from local.log.producer_files import ProducerFiles
 from local.log.producer_state import ProducerEntry, encode_snapshot
 from local.names import TopicPartition
 from local.records.isolation import Isolation, without_aborted
-from local.records.offset_spec import FoundOffset, OffsetSpec, parse_spec
+from local.records.offset_spec import FoundOffset
 from local.segment.segment import Segment, WrongTransactionIndex
 from local.segment.segment_reading import BatchRun, ReadLimits, no_run, read_segment
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 READ_BYTES = 1 << 20
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
-_TIME_SEARCH = ReadLimits(bytes_max=1 << 20)
+_TIME_SEARCH = ReadLimits(1 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,36 +348,24 @@ class LogReader:
     # -- reads ---------------------------------------------------------------------------------------------------
 
     def read(
-        self,
-        offset: int,
-        bytes_max: int = READ_BYTES,
-        *,
-        isolation: Isolation = Isolation.READ_UNCOMMITTED,
-        min_one: bool = True,
+        self, offset: int, bytes_max: int = READ_BYTES, *, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> memoryview:
         """Return whole batches, the first one holding or following `offset`; no bytes at the end.
 
-        - At most `bytes_max` bytes, but at least one batch unless `min_one` is False.
+        - At most `bytes_max` bytes, but at least one batch.
         - READ_COMMITTED ends at the last stable offset. Batches of aborted transactions are included.
         - The first batch may hold records before `offset`.
 
         Raises OffsetOutOfRange outside ``[local_log_start_offset, next_offset]``.
         """
-        limits = ReadLimits(bytes_max, min_one, self._upper(isolation))
+        limits = ReadLimits(bytes_max, self._upper(isolation))
         return self._retrying(lambda view: self._run(view, offset, limits, isolation)).data
-
-    def batches(self, start: int, *, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> Iterator[memoryview]:
-        """Yield runs of about READ_BYTES of whole batches, from the one that holds `start` to the current end.
-
-        Raises as `read`, later also if the log start overtakes the reader.
-        """
-        for stretch in self._runs(start, isolation):
-            yield stretch.run.data
 
     def columns(self, start: int, *, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> Iterator[Columns]:
         """Yield the records from `start` to the current end, decoded and checked, in steps of bounded memory.
 
-        Leaves out markers and, under READ_COMMITTED, aborted records. Raises as `batches`, and Corrupt.
+        Leaves out markers and, under READ_COMMITTED, aborted records. Raises as `read`, later also if the log start
+        overtakes the reader, and Corrupt.
         """
         from local.records.batch_runs import decode_up_to_damage
 
@@ -398,29 +386,9 @@ class LogReader:
 
     # -- lookups -------------------------------------------------------------------------------------------------
 
-    def offset_for(
-        self, spec: OffsetSpec | int, *, isolation: Isolation = Isolation.READ_UNCOMMITTED
-    ) -> FoundOffset | None:
-        """Return the offset for a name or a timestamp in ms, in the local tier only; None if no record has it.
-
-        Under READ_COMMITTED `LATEST` is the last stable offset, and no later record is found. Raises
-        InvalidRequest for an unknown negative number.
-        """
-        view, epochs = self._state.view, self._state.epochs
-        match parse_spec(spec):
-            case OffsetSpec.LATEST:
-                upper = self._upper(isolation)
-                return FoundOffset(self._state.view.next_offset if upper is None else upper, None, epochs.latest)
-            case OffsetSpec.EARLIEST:
-                return FoundOffset(view.log_start_offset, None, epochs.epoch_at(view.log_start_offset))
-            case OffsetSpec.EARLIEST_LOCAL:
-                return FoundOffset(view.local_log_start_offset, None, epochs.epoch_at(view.local_log_start_offset))
-            case OffsetSpec.MAX_TIMESTAMP:
-                found = self._retrying(lambda view: view.newest())
-            case timestamp_ms:
-                found = self._retrying(lambda view: view.search(timestamp_ms))
-        upper = self._upper(isolation)
-        return None if found is None or (upper is not None and found.offset >= upper) else found
+    def newest(self) -> FoundOffset | None:
+        """Return the first of the local records with the largest timestamp, None without one."""
+        return self._retrying(lambda view: view.newest())
 
     def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
         """Return the offset of the first local record at or after `timestamp_ms` and the log start, or None."""
@@ -429,7 +397,7 @@ class LogReader:
 
     def _runs(self, start: int, isolation: Isolation) -> Iterator[_Stretch]:
         upper = self._upper(isolation)
-        limits = ReadLimits(READ_BYTES, upper_offset=self._state.view.next_offset if upper is None else upper)
+        limits = ReadLimits(READ_BYTES, self._state.view.next_offset if upper is None else upper)
         offset = start
         while not (stretch := self._stretch(offset, limits, isolation)).run.is_empty:
             yield stretch

@@ -1,4 +1,4 @@
-"""Check and encode whole record batches, and assign their offsets and timestamps.
+"""Encode whole record batches, assign their offsets, and read transaction markers.
 
 `local.format.batch_header` has the header. Each record after it, with zigzag varints:
 
@@ -16,20 +16,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from local.errors import Corrupt, InvalidRequest
-from local.format import legacy
 from local.format.batch_header import (
     CODEC_BITS,
     CONTROL,
-    CRC_START,
     HEADER_BYTES,
     LOG_APPEND_TIME,
     TRANSACTIONAL,
-    BatchHeader,
     read_header,
     seal,
 )
 from local.format.compression import Codec, compress
-from local.format.crc32c import crc32c
 from local.format.record import TimestampType
 
 if TYPE_CHECKING:
@@ -47,23 +43,6 @@ class Marker(NamedTuple):
 
     is_commit: bool
     coordinator_epoch: int
-
-
-def check_batch(data: Buffer, at: int = 0) -> BatchHeader:
-    """Verify the checksum of the batch at byte `at`; return its header. Raises Corrupt, also if truncated."""
-    view = memoryview(data).cast("B")
-    header = read_header(view, at)
-    if header is None or at + header.size_bytes > len(view):
-        base_offset = None if header is None else header.base_offset
-        raise Corrupt("a batch is truncated", at=at, base_offset=base_offset, bytes=len(view) - at)
-    if header.is_legacy:
-        found = legacy.crc_of(view[at : at + header.size_bytes])
-    else:
-        found = crc32c(view[at + CRC_START : at + header.size_bytes])
-    if found != header.crc:
-        facts = {"expected": f"{header.crc:08x}", "found": f"{found:08x}"}
-        raise Corrupt("a batch is damaged, its crc differs", at=at, base_offset=header.base_offset, **facts)
-    return header
 
 
 def encode_batch(
@@ -157,18 +136,6 @@ def assign_offset(batch: bytearray | memoryview, base_offset: int, leader_epoch:
         raise InvalidRequest("cannot assign an offset, the batch is not of format 2", magic=header.magic)
     struct.pack_into(">q", batch, 0, base_offset)
     struct.pack_into(">i", batch, 12, leader_epoch)
-
-
-def assign_timestamp(batch: bytearray, timestamp_type: TimestampType, max_timestamp_ms: int) -> None:
-    """Write timestamp type, largest timestamp and checksum in place. Raises as `assign_offset`."""
-    _check_fields(0, -1, max_timestamp_ms, -1, -1, -1)
-    header = read_header(batch)
-    if header is None:
-        raise Corrupt("cannot assign a timestamp, the batch is truncated", bytes=len(batch))
-    attributes = header.attributes & ~LOG_APPEND_TIME | (LOG_APPEND_TIME if timestamp_type else 0)
-    struct.pack_into(">h", batch, 21, attributes)
-    struct.pack_into(">q", batch, 35, max_timestamp_ms)
-    struct.pack_into(">I", batch, 17, crc32c(memoryview(batch)[CRC_START : header.size_bytes]))
 
 
 def _check_fields(

@@ -61,10 +61,9 @@ def no_run() -> BatchRun:
 
 
 class ReadLimits(NamedTuple):
-    """The limits of one read. `min_one`: the first batch may have any size. `upper_offset` bounds base offsets."""
+    """The limits of one read. The first batch may be larger than `bytes_max`. `upper_offset` bounds base offsets."""
 
     bytes_max: int
-    min_one: bool = True
     upper_offset: int | None = None
 
 
@@ -151,7 +150,7 @@ def _cut(data: memoryview, table: BatchTable, first: int, limits: ReadLimits) ->
 
     start = int(table.positions[first])
     ends = table.positions[first:] + table.sizes[first:]
-    count = max(int(np.searchsorted(ends, start + limits.bytes_max, "right")), int(limits.min_one))
+    count = max(int(np.searchsorted(ends, start + limits.bytes_max, "right")), 1)
     if limits.upper_offset is not None:
         count = min(count, int(np.searchsorted(table.base_offsets[first:], limits.upper_offset)))
     if count == 0:

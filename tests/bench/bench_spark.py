@@ -176,7 +176,7 @@ def kafka(work, records):
         settings = LogSettings(segment_bytes=SEGMENT_BYTES)
         log = directory.open_log(TopicPartition(topic, 0), settings, now_ms=NOW_MS)
         for batch in batches_of(records):
-            log.append_batch(batch, now_ms=NOW_MS)
+            log.append_encoded([bytearray(batch)], now_ms=NOW_MS)
     directory.close()
     broker.start()
     try:

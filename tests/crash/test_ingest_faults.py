@@ -140,7 +140,7 @@ def test_an_ingest_behind_an_open_transaction_in_the_bucket_is_refused() -> None
     batch = encode_batch(
         [Record(b"k", b"v", NOW)], producer_id=1, producer_epoch=0, base_sequence=0, is_transactional=True
     )
-    log.append_batch(batch, now_ms=NOW)
+    log.append_encoded([bytearray(batch)], now_ms=NOW)
     log.roll(now_ms=NOW)
     log.append_marker(1, 0, commit=True, now_ms=NOW)
     prefix = partition_prefix("t", TOPIC_ID, 0)

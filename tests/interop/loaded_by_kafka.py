@@ -72,7 +72,8 @@ def _append_samples(log: Log, *, keyed: bool = False, count: int = 300, start: i
 
 def _fill_mixed(log: Log) -> None:
     for at, codec in enumerate([*Codec] * 3):
-        log.append_batch(bytes(encode_batch(sample_records(20, start=at * 20), codec=codec)), now_ms=NOW_MS)
+        batch = bytearray(encode_batch(sample_records(20, start=at * 20), codec=codec))
+        log.append_encoded([batch], now_ms=NOW_MS)
 
 
 def _fill_compacted(log: Log) -> None:

@@ -27,7 +27,6 @@ from local.log.producer_state import Producer
 from local.logdirs.log_dir import LogDirectory
 from local.names import CLEANER_OFFSETS, LOG, TopicPartition
 from local.records.isolation import Isolation
-from local.records.offset_spec import OffsetSpec
 from local.settings import LogSettings
 
 NAME = TopicPartition("t", 0)
@@ -192,7 +191,6 @@ class LogMachine(RuleBasedStateMachine):
             lambda: self.log.append([], now_ms=NOW),
             lambda: self.log.raise_log_start(self.end + 1 + offset),
             lambda: self.log.read(self.end + 1 + offset),
-            lambda: self.log.offset_for(-9),
         ]
         for call in calls:
             try:
@@ -314,12 +312,12 @@ class LogMachine(RuleBasedStateMachine):
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    @rule(share=st.floats(0, 1), bytes_max=st.sampled_from([1, 150, 600, 1 << 20]), min_one=st.booleans())
-    def read(self, share: float, bytes_max: int, min_one: bool) -> None:
+    @rule(share=st.floats(0, 1), bytes_max=st.sampled_from([1, 150, 600, 1 << 20]))
+    def read(self, share: float, bytes_max: int) -> None:
         """Whole batches from the one that contains the offset, as many as the limit allows."""
         first = self.log.local_log_start_offset
         offset = first + round((self.end - first) * share)
-        table = kernels.scan_batches(self.log.read(offset, bytes_max, min_one=min_one))
+        table = kernels.scan_batches(self.log.read(offset, bytes_max))
         entries = [entry for entry in self._entries() if entry[1] > offset]
         got = list(
             zip(table.base_offsets.tolist(), (table.last_offsets + 1).tolist(), table.sizes.tolist(), strict=True)
@@ -327,13 +325,11 @@ class LogMachine(RuleBasedStateMachine):
         assert table.problem is None
         assert got == [entry[:3] for entry in entries[: len(got)]]
         size = sum(entry[2] for entry in got)
-        assert size <= bytes_max or (len(got) == 1 and min_one)
+        assert size <= bytes_max or len(got) == 1
         left = entries[len(got) :]
         if left and got and left[0][3] == entries[0][3]:
             assert size + left[0][2] > bytes_max, "a batch that fits into the limit must be returned"
-        if left and not got:
-            assert not min_one
-            assert left[0][2] > bytes_max
+        assert got or not left
 
     @rule(share=st.floats(0, 1), shift=st.sampled_from([-1, 0, 0, 1]))
     def find_by_time(self, share: float, shift: int) -> None:
@@ -349,11 +345,8 @@ class LogMachine(RuleBasedStateMachine):
     @rule()
     def find_by_name(self) -> None:
         log, records = self.log, self._visible()
-        for spec, offset in ((OffsetSpec.EARLIEST, self.start), (OffsetSpec.LATEST, self.end)):
-            found = log.offset_for(spec)
-            assert found is not None
-            assert found.offset == offset
-        newest = log.offset_for(OffsetSpec.MAX_TIMESTAMP)
+        assert (log.log_start_offset, log.next_offset) == (self.start, self.end)
+        newest = log.newest()
         if not any(batch.marker is not None for batch in self.batches):
             largest = max((record.timestamp_ms for record in records), default=None)
             at = next((record.offset for record in records if record.timestamp_ms == largest), None)

@@ -81,7 +81,7 @@ class World:
             base_sequence=sequence,
             is_transactional=is_transactional,
         )
-        self.log.append_batch(batch, now_ms=self.now_ms)
+        self.log.append_encoded([bytearray(batch)], now_ms=self.now_ms)
 
     def end(self, producer: int, commit: bool) -> None:
         self.log.append_marker(producer, 0, commit=commit, now_ms=self.now_ms)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from log_world import header_of
 
 from local.errors import Corrupt, InvalidRequest
 from local.format.batch_header import HEADER_BYTES, seal
@@ -13,7 +14,7 @@ from local.format.crc32c import crc32c
 from local.format.record import Record, TimestampType
 from local.kernels import dispatch as kernels
 from local.kernels import pure_kernels
-from local.records.batch import check_batch, encode_batch, encode_marker, read_header
+from local.records.batch import encode_batch, encode_marker, read_header
 
 compiled = pytest.importorskip("local.kernels._kernels", reason="the extension was not built")
 
@@ -81,7 +82,7 @@ def logs(draw):
             batch = encode_batch(draw(RECORDS), base_offset=offset, codec=draw(CODECS), **options)
         else:
             batch = encode_batch(draw(RECORDS), base_offset=offset, codec=draw(CODECS), producer_id=3)
-        header = check_batch(batch)
+        header = header_of(batch)
         if kind == "empty":
             batch = pure_kernels.emptied(header)
         if kind == "compacted" and header.record_count > 1:
@@ -135,7 +136,7 @@ def test_encoded_records_are_decoded_again(records, codec, base_offset):
     assert read == records
     assert columns.offsets.tolist() == [base_offset + i for i in range(len(records))]
     assert columns.next_offset == base_offset + len(records)
-    assert check_batch(batch).max_timestamp_ms == max(r.timestamp_ms for r in records)
+    assert header_of(batch).max_timestamp_ms == max(r.timestamp_ms for r in records)
 
 
 @given(RECORDS)
@@ -202,7 +203,7 @@ SECTIONS = st.lists(
 @given(SECTIONS, st.integers(0, 6), st.integers(0, 6), st.sampled_from([Codec.NONE, Codec.LZ4]), st.integers(0, 127))
 @example(b"\x0c\x00\x00\x00\x01\x01\x00" * 2, 2, 2, Codec.NONE, 0)
 def test_both_kernels_agree_on_record_sections_made_of_varints(section, count, last_delta, codec, bits):
-    header = check_batch(encode_batch([(None, None, 1000)]))
+    header = header_of(encode_batch([(None, None, 1000)]))
     header = header._replace(record_count=count, last_offset_delta=last_delta, attributes=(bits & ~7) | codec)
     batch = seal(header, compress(codec, section))
     columns = both(kernels.decode_columns, batch, include_control=True)

@@ -15,7 +15,6 @@ from tier_explorer import explore
 from tier_model import NO_HORIZON, RETENTION_TICKS, Rules, Scope, Segment, World, kept_records, steps
 from tier_model import Record as Kind
 
-from local import kernels
 from local.cleaner import cleaner
 from local.format.batch_header import DELETE_HORIZON
 from local.format.record import Record
@@ -133,12 +132,11 @@ def _aged(segment: Segment, ticks: int) -> Segment:
 def left(log: Log, now_ms: int) -> dict[int, int]:
     """The offsets in the log and the ms until their delete horizon."""
     found: dict[int, int] = {}
-    for data in log.batches(0):
-        for columns in kernels.decode_in_steps(data):
-            table = columns.table
-            for at, batch in zip(columns.offsets.tolist(), columns.batch_ordinals.tolist(), strict=True):
-                has_horizon = bool(table.attributes[batch] & DELETE_HORIZON)
-                found[at] = max(0, int(table.base_timestamps[batch]) - now_ms) if has_horizon else NO_HORIZON
+    for columns in log.columns(0):
+        table = columns.table
+        for at, batch in zip(columns.offsets.tolist(), columns.batch_ordinals.tolist(), strict=True):
+            has_horizon = bool(table.attributes[batch] & DELETE_HORIZON)
+            found[at] = max(0, int(table.base_timestamps[batch]) - now_ms) if has_horizon else NO_HORIZON
     return found
 
 

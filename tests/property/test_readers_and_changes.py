@@ -21,7 +21,6 @@ from local.log import Log
 from local.log.log_reader import LogView
 from local.log.producer_state import Producer
 from local.records.isolation import Isolation
-from local.records.offset_spec import OffsetSpec
 from local.segment import swap
 from local.segment.segment import Segment
 from local.settings import LogSettings
@@ -131,9 +130,8 @@ def test_a_reader_sees_every_remaining_record_at_any_moment_of_a_change(change: 
 
 
 def _first_and_newest(log: Log) -> None:
-    first, newest = log.offset_for(5000), log.offset_for(OffsetSpec.MAX_TIMESTAMP)
-    assert first is not None
-    assert first.offset in (0, log.local_log_start_offset)
+    first, newest = log.offset_for_timestamp(5000), log.newest()
+    assert first in (0, log.local_log_start_offset)
     assert newest is not None
     assert newest.offset >= COUNT - 1
 
@@ -199,14 +197,10 @@ def test_a_read_committed_stream_ends_before_the_first_open_transaction() -> Non
     assert {b"open", b"gone", b"kept"} < {record.value for record in log.records(0, isolation=everything)}
     assert kernels.decode_columns(log.read(0, 1 << 20, isolation=committed)).next_offset == end
     assert len(log.read(end, isolation=committed)) == 0
-    assert log.offset_for(OffsetSpec.LATEST, isolation=committed) == (end, None, 0)
-    assert log.offset_for(OffsetSpec.LATEST) == (log.next_offset, None, 0)
-    assert log.offset_for(OffsetSpec.MAX_TIMESTAMP) == (end, 9000, 0)
-    assert log.offset_for(OffsetSpec.MAX_TIMESTAMP, isolation=committed) is None
-    assert log.offset_for(5001, isolation=committed) is None
+    assert log.last_stable_offset == end
+    assert log.newest() == (end, 9000, 0)
     log.append_marker(9, 0, commit=True, coordinator_epoch=0, now_ms=1000)
     assert [r.value for r in log.records(end, isolation=committed)][:2] == [b"open"] * 2
-    assert log.offset_for(OffsetSpec.MAX_TIMESTAMP, isolation=committed) == (end, 9000, 0)
 
 
 @pytest.mark.parametrize("changes", [[_drop_one], [_drop_one, _replace]], ids=["drops", "drops and replacements"])

@@ -76,7 +76,7 @@ class Story:
             base_sequence=sequence,
             is_transactional=True,
         )
-        self.held.log.append_batch(batch, now_ms=NOW)
+        self.held.log.append_encoded([bytearray(batch)], now_ms=NOW)
 
     def end(self, producer: int, commit: bool) -> None:
         self.held.log.append_marker(producer, 0, commit=commit, now_ms=NOW)

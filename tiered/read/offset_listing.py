@@ -85,7 +85,7 @@ def _newest(source: PartitionSource, reader: TieredReader) -> FoundOffset | None
     local_start = log.local_log_start_offset if log is not None else None
     entries = [entry for entry in source.ask(_parts) or [] if local_start is None or entry.base_offset < local_start]
     known = [_largest(source.partition, reader, entry, start) for entry in entries]
-    local = log.offset_for(OffsetSpec.MAX_TIMESTAMP) if log is not None else None
+    local = log.newest() if log is not None else None
     known.append(local.timestamp_ms if local is not None else None)
     for timestamp_ms in sorted({each for each in known if each is not None}, reverse=True):
         if (found := _at_or_after(source.partition, reader, timestamp_ms)) is not None:

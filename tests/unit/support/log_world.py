@@ -5,6 +5,7 @@ from __future__ import annotations
 from disk_model import ModelDisk
 
 from local import kernels
+from local.format.batch_header import BatchHeader
 from local.format.record import Record, StoredRecord
 from local.log import Log
 from local.names import TopicPartition
@@ -24,6 +25,13 @@ def fill(log: Log, count: int, *, start: int = 0, step_ms: int = 1) -> list[Reco
     for at in range(0, count, 10):
         log.append(records[at : at + 10], now_ms=1000)
     return records
+
+
+def header_of(batch: bytes | bytearray | memoryview) -> BatchHeader:
+    """The header of the first batch, which is sound."""
+    table = kernels.scan_batches(batch)
+    assert table.problem is None, table.problem
+    return table.row(0)
 
 
 def read_all(log: Log, offset: int | None = None, bytes_max: int = 1000) -> list[StoredRecord]:

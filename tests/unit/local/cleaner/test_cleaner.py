@@ -290,7 +290,7 @@ def tightly_packed(disk: ModelDisk, count: int) -> Log:
     for at in range(count):
         text = b"".join(rng.choice(words) for _ in range(60_000))
         records = [Record(b"hot", b"", 0), Record(b"cold%d" % at, text, 0)]
-        log.append_batch(encode_batch(records, codec=Codec.ZSTD, level=19), now_ms=0)
+        log.append_encoded([bytearray(encode_batch(records, codec=Codec.ZSTD, level=19))], now_ms=0)
         log.roll(now_ms=0)
     log.append([Record(b"hot", b"", 0)], now_ms=0)
     log.roll(now_ms=0)

@@ -299,7 +299,7 @@ def test_a_segment_with_more_keys_than_the_buffer_is_cleaned_in_several_passes(c
     story = Story(segment_bytes=1 << 20)
     batch = encode_batch([(b"a key of some length %4d" % at, b"v", NOW) for at in range(500)], codec=codec)
     for _ in range(2):
-        story.log.append_batch(batch, now_ms=NOW)
+        story.log.append_encoded([bytearray(batch)], now_ms=NOW)
     story.log.roll(now_ms=NOW)
     assert len(story.log.segments()) == 2, "the log must have one closed segment and the active one"
     ends = [0]
@@ -314,7 +314,7 @@ def test_a_segment_with_more_keys_than_the_buffer_is_cleaned_in_several_passes(c
 
 def test_a_buffer_too_small_for_one_key_is_refused_and_nothing_changes() -> None:
     story = Story()
-    story.log.append_batch(encode_batch([(b"k" * 40, b"v", NOW)] * 3, codec=Codec.ZSTD), now_ms=NOW)
+    story.log.append_encoded([bytearray(encode_batch([(b"k" * 40, b"v", NOW)] * 3, codec=Codec.ZSTD))], now_ms=NOW)
     story.log.roll(now_ms=NOW)
     effects = story.disk.effects
     with pytest.raises(InvalidRequest, match="one key does not fit in the dedupe buffer"):
@@ -328,7 +328,7 @@ def test_a_mebibyte_of_buffer_holds_at_least_as_many_keys_as_kafkas(codec: Codec
     story = Story(segment_bytes=64 << 20)
     for first in range(0, 80_000, 5000):
         keys = [(b"%036d" % at, b"v", NOW) for at in range(first, first + 5000)]
-        story.log.append_batch(encode_batch(keys, codec=codec), now_ms=NOW)
+        story.log.append_encoded([bytearray(encode_batch(keys, codec=codec))], now_ms=NOW)
     done = story.round(buffer_bytes=1 << 20)
     assert done is not None
     assert done.distinct_keys >= keys_min
@@ -350,7 +350,7 @@ def test_a_key_in_compressed_and_uncompressed_segments_is_one_key_at_any_length(
         story = Story(segment_bytes=1 << 20)
         for codec in (Codec.NONE, Codec.ZSTD, Codec.NONE):
             keys = [(b"%0*d" % (size, at % 10), b"v", NOW) for at in range(10)]
-            story.log.append_batch(encode_batch(keys, codec=codec), now_ms=NOW)
+            story.log.append_encoded([bytearray(encode_batch(keys, codec=codec))], now_ms=NOW)
             story.log.roll(now_ms=NOW)
         while story.round(buffer_bytes=400, is_dirty=False):
             pass

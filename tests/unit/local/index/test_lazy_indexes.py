@@ -21,7 +21,6 @@ from local.index.index_files import INDEXES, build_indexes
 from local.index.sealed_indexes import INDEX_MAPS, IndexMaps
 from local.log import Log
 from local.records.batch import encode_batch
-from local.records.offset_spec import OffsetSpec
 from local.segment import swap
 from local.settings import LogSettings
 from local.storage import DiskStorage
@@ -145,7 +144,7 @@ def test_a_read_only_log_scans_instead_of_using_a_wrong_index_and_writes_nothing
     log = open_log(disk, read_only=True)
     assert [record.value for record in read_all(log)] == [record.value for record in sent]
     assert [log.offset_for_timestamp(5000 + at) for at in range(300)] == list(range(300))
-    assert log.offset_for(OffsetSpec.MAX_TIMESTAMP) == (299, 5299, 0)
+    assert log.newest() == (299, 5299, 0)
     assert disk.effects == effects
 
 

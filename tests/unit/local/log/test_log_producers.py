@@ -11,7 +11,7 @@ from local.format.record import Record
 from local.index.txn_index import AbortedTransaction
 from local.log import AppendResult, Durability, Log
 from local.log.producer_state import Producer
-from local.records.batch import encode_batch, encode_marker
+from local.records.batch import encode_batch
 
 RECORDS = [Record(b"k", b"v%d" % at, 500) for at in range(3)]
 
@@ -39,7 +39,7 @@ def test_a_retry_returns_the_first_offsets_and_appends_nothing() -> None:
     assert append(log, producer(sequence=3)) == (6, 9, False)
     assert append(log, producer()) == (3, 6, True)
     ready_made = encode_batch(RECORDS, producer_id=1, producer_epoch=0, base_sequence=3)
-    assert log.append_batch(ready_made, now_ms=1000) == (6, 9, True)
+    assert log.append_encoded([bytearray(ready_made)], now_ms=1000) == (6, 9, True)
     assert log.next_offset == 9
     with pytest.raises(OutOfOrderSequence):
         append(log, producer(sequence=7))
@@ -62,23 +62,6 @@ def test_the_records_of_a_producer_become_one_batch_or_are_refused() -> None:
     assert log.append(many, now_ms=0, producer=producer()) == (0, 20, True)
     with pytest.raises(InvalidRequest, match=r"max\.message\.bytes"):
         log.append([Record(b"k", bytes(2 << 20), 1)], now_ms=0, producer=producer(sequence=20))
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        encode_marker(base_offset=0, is_commit=True, timestamp_ms=1, producer_id=1, producer_epoch=0),
-        encode_batch(RECORDS, producer_id=1, producer_epoch=0, base_sequence=-1),
-        encode_batch(RECORDS, producer_id=1, producer_epoch=-1, base_sequence=0),
-        encode_batch(RECORDS, is_transactional=True),
-    ],
-    ids=["a control batch", "not a sequence", "no epoch", "a transaction of nobody"],
-)
-def test_a_client_cannot_append_markers_or_batches_without_producer_fields(batch: bytes) -> None:
-    log = open_log(ModelDisk())
-    with pytest.raises(InvalidRequest):
-        log.append_batch(batch, now_ms=0)
-    assert log.next_offset == 0
 
 
 def test_the_last_stable_offset_stays_below_open_transactions() -> None:

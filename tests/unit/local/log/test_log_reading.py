@@ -10,25 +10,24 @@ from log_world import fill, open_log
 from run_profile import examples
 
 from local import kernels
-from local.errors import InvalidRequest, OffsetOutOfRange
+from local.errors import OffsetOutOfRange
 from local.format.compression import Codec
 from local.format.record import Record, TimestampType
 from local.log import Log
 from local.log.producer_state import Producer
 from local.records.batch import encode_batch, read_header
 from local.records.isolation import Isolation
-from local.records.offset_spec import FoundOffset, OffsetSpec
+from local.records.offset_spec import FoundOffset
 from local.settings import LogSettings
 from local.storage import StorageFile
 
 
-def test_without_min_one_a_batch_above_the_limit_is_not_returned() -> None:
+def test_a_batch_above_the_limit_is_returned_whole() -> None:
     log = open_log(ModelDisk())
     fill(log, 50)
     size = len(log.read(0, 1))
-    assert len(log.read(0, size - 1, min_one=False)) == 0
-    assert len(log.read(0, size, min_one=False)) == size
     assert len(log.read(0, size - 1)) == size
+    assert len(log.read(0, size)) == size
 
 
 def test_a_batch_larger_than_the_read_buffers_is_read_whole() -> None:
@@ -45,11 +44,6 @@ def test_a_stream_returns_every_record_from_its_start_once(start: int) -> None:
     sent = fill(log, 300)
     assert [record.offset for record in log.records(start)] == list(range(start, 300))
     assert [record.value for record in log.records(start)] == [record.value for record in sent[start:]]
-    runs = [kernels.scan_batches(data) for data in log.batches(start)]
-    assert all(table.problem is None for table in runs)
-    assert [int(each) for table in runs for each in table.base_offsets] == sorted(
-        {int(each) for table in runs for each in table.base_offsets}
-    )
 
 
 def test_a_stream_ends_at_the_log_end_offset_of_its_start() -> None:
@@ -69,8 +63,7 @@ def test_every_read_outside_the_log_raises_with_the_valid_range(offset: int) -> 
     told = rf"offset={offset} first_offset=10 next_offset=300"
     for attempt in (
         lambda: log.read(offset),
-        lambda: log.read(offset, 1, isolation=Isolation.READ_COMMITTED, min_one=False),
-        lambda: next(log.batches(offset)),
+        lambda: log.read(offset, 1, isolation=Isolation.READ_COMMITTED),
         lambda: next(log.columns(offset)),
         lambda: next(log.records(offset)),
     ):
@@ -84,7 +77,7 @@ def test_a_stream_below_a_raised_log_start_raises_with_the_valid_range() -> None
     log = open_log(ModelDisk(), LogSettings(segment_bytes=900_000, max_message_bytes=1 << 20))
     for at in range(6):
         log.append([Record(b"k", b"v" * 600_000, at)], now_ms=0)
-    stream = log.batches(0)
+    stream = log.columns(0)
     next(stream)
     log.drop_before(5, now_ms=0, delay_ms=0, raises_log_start=True)
     with pytest.raises(OffsetOutOfRange, match=r"offset=1 first_offset=5 next_offset=6"):
@@ -102,51 +95,37 @@ def test_read_committed_shows_nothing_of_an_undecided_batch_at_the_log_start() -
     assert [each.offset for each in log.records(2)] == [2, 3]
 
 
-def test_named_offsets_include_their_leader_epoch() -> None:
+def test_a_record_found_by_time_has_its_leader_epoch() -> None:
     log = open_log(ModelDisk(), is_tiered=True)
     log.begin_epoch(3)
     fill(log, 200)
     log.begin_epoch(5)
     fill(log, 100, start=200)
-    boundary = next(info.base_offset for info in log.segments() if info.base_offset > 200)
-    log.drop_before(boundary, now_ms=0, delay_ms=0, raises_log_start=False)
-    assert log.offset_for(OffsetSpec.EARLIEST) == FoundOffset(0, None, 3)
-    assert log.offset_for(OffsetSpec.EARLIEST_LOCAL) == FoundOffset(boundary, None, 5)
-    for isolation in Isolation:
-        assert log.offset_for(OffsetSpec.LATEST, isolation=isolation) == FoundOffset(300, None, 5)
-    assert log.offset_for(OffsetSpec.MAX_TIMESTAMP) == FoundOffset(299, 5299, 5)
-    assert log.offset_for(5250) == FoundOffset(250, 5250, 5)
-    assert log.offset_for(-2) == log.offset_for(OffsetSpec.EARLIEST)
+    assert log.newest() == FoundOffset(299, 5299, 5)
+    assert log.view.search(5250) == FoundOffset(250, 5250, 5)
+    assert log.view.search(5150) == FoundOffset(150, 5150, 3)
 
 
-def test_an_empty_log_has_named_offsets_and_no_records_by_time() -> None:
+def test_an_empty_log_has_no_records_by_time() -> None:
     log = open_log(ModelDisk(), log_start_offset=7)
-    assert [log.offset_for(spec) for spec in OffsetSpec if spec != OffsetSpec.MAX_TIMESTAMP] == [
-        FoundOffset(7, None, None)
-    ] * 3
-    assert log.offset_for(OffsetSpec.MAX_TIMESTAMP) is None
-    assert log.offset_for(0) is None
-
-
-def test_an_unknown_negative_offset_spec_is_refused_with_the_list_of_specs() -> None:
-    with pytest.raises(InvalidRequest, match=r"spec=-9 known=-1=latest -2=earliest -3=max_timestamp -4=earliest_local"):
-        open_log(ModelDisk()).offset_for(-9)
+    assert log.newest() is None
+    assert log.offset_for_timestamp(0) is None
 
 
 def test_the_largest_timestamp_below_the_log_start_is_not_found() -> None:
     log = open_log(ModelDisk(), LogSettings(batch_bytes=1 << 16))
     log.append([Record(b"k", b"v", each) for each in (50, 900, 30, 60, 60, 10)], now_ms=0)
-    assert log.offset_for(OffsetSpec.MAX_TIMESTAMP) == FoundOffset(1, 900, 0)
+    assert log.newest() == FoundOffset(1, 900, 0)
     log.raise_log_start(2)
-    assert log.offset_for(OffsetSpec.MAX_TIMESTAMP) == FoundOffset(3, 60, 0)
+    assert log.newest() == FoundOffset(3, 60, 0)
 
 
 def test_a_max_timestamp_lookup_ignores_a_batch_that_is_still_being_written() -> None:
     log = open_log(ModelDisk())
     fill(log, 30)
     log.view.segments[-1]._latest = (1 << 40, 29)
-    assert log.offset_for(OffsetSpec.MAX_TIMESTAMP) == FoundOffset(29, 5029, 0)
-    assert log.offset_for(6000) is None
+    assert log.newest() == FoundOffset(29, 5029, 0)
+    assert log.offset_for_timestamp(6000) is None
 
 
 APPENDS = st.lists(
@@ -185,10 +164,10 @@ def test_a_time_lookup_returns_the_first_record_at_or_after_it_for_any_time_orde
         log = open_log(disk, small, was_clean=True, log_start_offset=first)
     for target in range(62):
         expected = next((at for at in range(first, len(times)) if times[at] >= target), None)
-        found = log.offset_for(target)
+        found = log.view.search(target)
         assert (None if found is None else found[:2]) == (None if expected is None else (expected, times[expected]))
         assert log.offset_for_timestamp(target) == expected
-    newest = log.offset_for(OffsetSpec.MAX_TIMESTAMP)
+    newest = log.newest()
     largest = max(times[first:], default=-1)
     assert (None if newest is None else newest[:2]) == (None if largest < 0 else (times.index(largest, first), largest))
 
