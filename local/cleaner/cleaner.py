@@ -33,7 +33,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from local import kernels
 from local.cleaner.cleaner_history import CleaningFigures
@@ -41,6 +40,7 @@ from local.cleaner.offset_map import SEGMENTS_MAX, Buffer, CleanerThrottle, buil
 from local.cleaner.record_retention import CleanContext, RecordFilter, SegmentVerdict
 from local.errors import CleaningAborted, Conflict, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
 from local.facts import SegmentInfo
+from local.format.columns import Octets
 from local.index import offset_index, time_index
 from local.index.index_files import IndexRows
 from local.log import Log
@@ -63,7 +63,7 @@ class _Work:
     now_ms: int
     delay_ms: int
     horizon_ms: int
-    out: NDArray[np.uint8]
+    out: Octets
     figures: CleaningFigures
 
 
@@ -320,11 +320,7 @@ def _write_group(work: _Work, group: Sequence[SegmentVerdict], files: SegmentFil
 
 
 def grouped(
-    judged: Sequence[SegmentVerdict],
-    settings: LogSettings,
-    limiter: CleanerThrottle,
-    *,
-    apart_at: int = 0,
+    judged: Sequence[SegmentVerdict], settings: LogSettings, limiter: CleanerThrottle, *, apart_at: int = 0
 ) -> list[list[SegmentVerdict]]:
     """The groups to merge: neighbours whose remaining records fit one segment. Raises as `SegmentVerdict.measure`.
 
@@ -341,11 +337,7 @@ def grouped(
 
 
 def survivors(
-    group: Sequence[SegmentVerdict],
-    limiter: CleanerThrottle,
-    rows: IndexRows,
-    horizon_ms: int,
-    out: NDArray[np.uint8],
+    group: Sequence[SegmentVerdict], limiter: CleanerThrottle, rows: IndexRows, horizon_ms: int, out: Octets
 ) -> Iterator[memoryview]:
     """Yield the new segment inside `out`, each part valid until the next; add its batches to `rows`.
 

@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from local import kernels
 from local.errors import CleaningAborted, Corrupt, InvalidRequest
 from local.format.batch_header import CODEC_BITS, CONTROL
-from local.format.columns import BatchTable, Columns
+from local.format.columns import BatchTable, Columns, Flags, Ints, Longs, Octets
 from local.index.txn_index import AbortedTransaction
 from local.kernels.pure_key_map import LET_GO, PASS_BY, SLOT_BYTES, TAKE
 from local.names import LOG, TopicPartition
@@ -51,13 +51,12 @@ SEGMENTS_MAX = 1000  # of one pass: each may hold a map, and a descriptor before
 _SPARE = 32  # 1/32 of the buffer is for copies: of an uncompressed log only keys with an overlong length varint
 _DIGEST_BYTES = 12  # for keys of at least this length; a shorter key is stored itself, and its length distinguishes it
 _CELL_BYTES = _DIGEST_BYTES + 1  # with the length before it
-Flags = NDArray[np.bool_]
 SECRET_BYTES = 16
 _ROWS = 8192  # rows per call: four states and one word of each stay in the CPU cache
 _BLOCK_BYTES = 4 << 20  # of gathered keys per call
 _START = (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)
 Words = NDArray[np.uint64]
-Bits = NDArray[np.uint8]  # record r is bit ``r & 7`` of byte ``r >> 3``; bits after the last record are undefined
+Bits = Octets  # record r is bit ``r & 7`` of byte ``r >> 3``; bits after the last record are undefined
 
 
 @dataclass(slots=True)
@@ -113,7 +112,7 @@ class CleanerThrottle:
             yield part
 
 
-def packed(flags: NDArray[np.bool_]) -> Bits:
+def packed(flags: Flags) -> Bits:
     return np.packbits(flags, bitorder="little")
 
 
@@ -296,7 +295,7 @@ class OffsetMap:
         data, starts, lengths = self._as_held(columns)
         return self.keys.add(data, starts, lengths, skip, first, self._keep, **where)
 
-    def _as_held(self, columns: Columns) -> tuple[memoryview, NDArray[np.int64], NDArray[np.int32]]:
+    def _as_held(self, columns: Columns) -> tuple[memoryview, Longs, Ints]:
         """The keys as they are compared: unchanged, or one cell per key with a digest or a short key."""
         starts, lengths = columns.key_starts, columns.key_lengths
         if self._kind is not Keys.DIGESTED:
@@ -426,9 +425,7 @@ def _skipped(columns: Columns, aborted: Sequence[AbortedTransaction]) -> tuple[F
 # implementation.
 
 
-def digest_keys(
-    data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.int32], secret: bytes
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def digest_keys(data: memoryview, starts: Longs, lengths: Ints, secret: bytes) -> tuple[Longs, Longs]:
     """(low, high) halves of the keys' digests; no key is null. Raises InvalidRequest for a wrong range or secret."""
     if len(secret) != SECRET_BYTES:
         raise InvalidRequest("hashing keys, a secret of another length", bytes=len(secret), expected=SECRET_BYTES)
@@ -444,7 +441,7 @@ def digest_keys(
     return low, high
 
 
-def _blocks(lengths: NDArray[np.int32]) -> Iterator[tuple[NDArray[np.int64], int]]:
+def _blocks(lengths: Ints) -> Iterator[tuple[Longs, int]]:
     """Bounded groups of keys with the same number of words, as (rows of the keys, number of words)."""
     words = lengths // 8 + 1
     for count in np.unique(words).tolist():
@@ -454,7 +451,7 @@ def _blocks(lengths: NDArray[np.int32]) -> Iterator[tuple[NDArray[np.int64], int
             yield rows[at : at + step], count
 
 
-def _words_of(data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.int32], words: int) -> Words:
+def _words_of(data: memoryview, starts: Longs, lengths: Ints, words: int) -> Words:
     """One row per word, one column per key: the bytes of the key, zeros, and its length in the last byte."""
     padded = np.zeros((len(starts), 8 * words), np.uint8)
     for length in np.unique(lengths).tolist():  # at most eight lengths; keys of one length form a rectangle

@@ -53,10 +53,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from local import kernels
-from local.cleaner.offset_map import Bits, CleanerThrottle, Flags, check_whole, clear, packed
+from local.cleaner.offset_map import Bits, CleanerThrottle, check_whole, clear, packed
 from local.format.batch_header import (
     CODEC_BITS,
     CONTROL,
@@ -66,7 +65,7 @@ from local.format.batch_header import (
     RECORD_BYTES_MIN,
     TRANSACTIONAL,
 )
-from local.format.columns import BatchTable, Columns
+from local.format.columns import BatchTable, Columns, Flags, Longs, Octets
 from local.index.txn_index import AbortedTransaction
 from local.kernels.pure_kernels import DROP, EMPTY, REBASE, REBUILD, VERBATIM
 from local.log.producer_state import ProducerEntry
@@ -108,8 +107,8 @@ class CleanContext:
 class SliceVerdict:
     """One bit per record, one action per batch; `last_stays`: the action for a last batch that must stay."""
 
-    keep: NDArray[np.uint8]
-    actions: NDArray[np.uint8]
+    keep: Octets
+    actions: Octets
     last_stays: int
 
 
@@ -326,9 +325,7 @@ class RecordFilter:
         return stays
 
 
-def _sizes_after(
-    table: BatchTable, sections: NDArray[np.int64], remaining: NDArray[np.int64], actions: NDArray[np.uint8]
-) -> int:
+def _sizes_after(table: BatchTable, sections: Longs, remaining: Longs, actions: Octets) -> int:
     sizes = np.where(actions == VERBATIM, table.sizes, HEADER_BYTES).astype(np.int64)
     sizes[actions == DROP] = 0
     is_rebuilt = (actions == REBUILD) | (actions == REBASE)

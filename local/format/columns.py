@@ -29,6 +29,10 @@ from local.format.batch_header import TORN as TORN
 from local.format.compression import Codec
 from local.format.record import Header, StoredRecord, TimestampType, read_varint
 
+Longs = NDArray[np.int64]
+Ints = NDArray[np.int32]
+Octets = NDArray[np.uint8]
+Flags = NDArray[np.bool_]
 _RECORDS_AT_ONCE = 4096
 MESSAGE_FOUND = frozenset(f"magic {magic}" for magic in legacy.MAGICS)  # the kernels' `problem` at a legacy message
 
@@ -49,18 +53,18 @@ class BatchTable:
     A message of format 0 or 1 is a row too: `magics` identifies it, and its `crcs` are CRC-32 (`local.format.legacy`).
     """
 
-    positions: NDArray[np.int64]
-    sizes: NDArray[np.int32]
-    base_offsets: NDArray[np.int64]
-    last_offsets: NDArray[np.int64]
-    leader_epochs: NDArray[np.int32]
+    positions: Longs
+    sizes: Ints
+    base_offsets: Longs
+    last_offsets: Longs
+    leader_epochs: Ints
     attributes: NDArray[np.int16]
-    base_timestamps: NDArray[np.int64]
-    max_timestamps: NDArray[np.int64]
-    producer_ids: NDArray[np.int64]
+    base_timestamps: Longs
+    max_timestamps: Longs
+    producer_ids: Longs
     producer_epochs: NDArray[np.int16]
-    base_sequences: NDArray[np.int32]
-    record_counts: NDArray[np.int32]
+    base_sequences: Ints
+    record_counts: Ints
     crcs: NDArray[np.uint32]
     magics: NDArray[np.int8]
     valid_bytes: int
@@ -74,7 +78,7 @@ class BatchTable:
         """Whether the bytes at `valid_bytes` contradict the format. A torn end does not."""
         return self.problem not in (None, TORN)
 
-    def select(self, rows: slice | NDArray[np.bool_]) -> BatchTable:
+    def select(self, rows: slice | Flags) -> BatchTable:
         """Some of the batches; `valid_bytes` and `problem` remain the values of the whole scan."""
         return replace(self, **{name: getattr(self, name)[rows] for name in TABLE_DTYPES})
 
@@ -117,15 +121,15 @@ class Columns:
     data: memoryview
     table: BatchTable
     # Wide columns first: every column in one slab of memory is then aligned (`empty_columns`).
-    offsets: NDArray[np.int64]
-    timestamps: NDArray[np.int64]
-    key_starts: NDArray[np.int64]
-    value_starts: NDArray[np.int64]
-    header_starts: NDArray[np.int64]
-    key_lengths: NDArray[np.int32]
-    value_lengths: NDArray[np.int32]
-    header_counts: NDArray[np.int32]
-    batch_ordinals: NDArray[np.int32]
+    offsets: Longs
+    timestamps: Longs
+    key_starts: Longs
+    value_starts: Longs
+    header_starts: Longs
+    key_lengths: Ints
+    value_lengths: Ints
+    header_counts: Ints
+    batch_ordinals: Ints
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -148,7 +152,7 @@ class Columns:
         count = int(self.header_counts[index])
         return self._headers(int(self.header_starts[index]), count) if count else ()
 
-    def select(self, rows: slice | NDArray[np.bool_] | NDArray[np.integer]) -> Columns:
+    def select(self, rows: slice | Flags | NDArray[np.integer]) -> Columns:
         """Some of the records, in the order of `rows`; `data` and `table` are shared."""
         return replace(self, **{name: getattr(self, name)[rows] for name in COLUMN_DTYPES})
 

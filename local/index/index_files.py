@@ -35,10 +35,7 @@ from local.names import LOG, OFFSET_INDEX, TEMPORARY, TIME_INDEX
 from local.storage import Body, SegmentFiles, write_file
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from local.format.columns import BatchTable
+    from local.format.columns import BatchTable, Ints, Longs
 
 _SLICE_BYTES = 16 << 20
 _RELATIVE_MAX = 2**31 - 1  # int32 in both files
@@ -65,7 +62,7 @@ class SparseIndex:
     def pack(self, base_offset: int, first: int, second: int) -> bytes:
         return self.ENTRY.pack(*self._shifted((first, second), -base_offset))
 
-    def encode(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> bytearray:
+    def encode(self, first: Longs, second: Longs) -> bytearray:
         """Return the bytes of a whole file from raw columns, which must fit their fields."""
         import numpy as np
 
@@ -73,7 +70,7 @@ class SparseIndex:
         made["a"], made["b"] = first, second
         return bytearray(made.tobytes())
 
-    def columns(self, data: Buffer) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def columns(self, data: Buffer) -> tuple[Longs, Longs]:
         """Return both raw columns, in file order."""
         import numpy as np
 
@@ -311,9 +308,9 @@ class IndexRows:
     """The batches of a segment in write order, added one table after another."""
 
     def __init__(self) -> None:
-        self._sizes: list[NDArray[np.int32]] = []
-        self._last_offsets: list[NDArray[np.int64]] = []
-        self._times: list[NDArray[np.int64]] = []
+        self._sizes: list[Ints] = []
+        self._last_offsets: list[Longs] = []
+        self._times: list[Longs] = []
 
     def add(self, table: BatchTable) -> None:
         self._sizes.append(table.sizes)
@@ -341,7 +338,7 @@ class IndexRows:
         return Indexes(offsets, time_entries)
 
 
-def _entry_rows(before: NDArray[np.int64], interval_bytes: int) -> list[int]:
+def _entry_rows(before: Longs, interval_bytes: int) -> list[int]:
     """Return the rows that get an entry: more than `interval_bytes` after the last batch with an entry."""
     import numpy as np
 

@@ -1,4 +1,4 @@
-# Columns to batches, and the hash of keys: the compiled form of `local.kernels.pure_column_kernels`.
+# Columns to batches, and the hash of keys: the compiled form of `local.kernels.pure_kernels`.
 # Included by `_kernels.pyx`.
 
 cdef enum:

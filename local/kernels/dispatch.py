@@ -47,6 +47,10 @@ from local.format.columns import (
     MESSAGE_FOUND,
     BatchTable,
     Columns,
+    Flags,
+    Ints,
+    Longs,
+    Octets,
     joined_tables,
     scan_messages,
     without_messages,
@@ -175,9 +179,7 @@ def decode_in_steps(
         del step  # only the caller may hold this step while the next one is built
 
 
-def gather(
-    data: Buffer, starts: NDArray[np.int64], lengths: NDArray[np.int32]
-) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+def gather(data: Buffer, starts: Longs, lengths: Ints) -> tuple[Ints, Octets]:
     """Join ranges of `data`: (n + 1 offsets, bytes), the two buffers of an Arrow binary array; a length of -1 is empty.
 
     Raises InvalidRequest for a range outside `data`, or for more than 2^31-1 bytes.
@@ -191,37 +193,27 @@ def encode_plain_batch(records: Sequence[tuple[object, ...]], fields: BatchField
     return _chosen.encode_batch(records, *fields)
 
 
-def cut_columns(columns: RecordColumns, batch_bytes: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def cut_columns(columns: RecordColumns, batch_bytes: int) -> tuple[Longs, Longs]:
     """Divide rows into batches: (end rows, exact uncompressed sizes). Raises InvalidRequest for invalid columns."""
     return _chosen.cut_columns(_source(columns), batch_bytes)
 
 
 def encode_columns(
-    columns: RecordColumns,
-    first_row: int,
-    batch_ends: NDArray[np.int64],
-    size_bytes: int,
-    attributes: int,
-    append_time_ms: int,
+    columns: RecordColumns, first_row: int, batch_ends: Longs, size_bytes: int, attributes: int, append_time_ms: int
 ) -> memoryview:
     """Encode batches found by `cut_columns` into one writable buffer of `size_bytes`. Raises InvalidRequest."""
     ends = np.ascontiguousarray(batch_ends, np.int64)
     return _chosen.encode_columns(_source(columns), first_row, ends, size_bytes, attributes, append_time_ms).data
 
 
-def hash_keys(data: Buffer, starts: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.uint32]:
+def hash_keys(data: Buffer, starts: Longs, lengths: Ints) -> NDArray[np.uint32]:
     """murmur2 of each range, as in Kafka's default partitioner; null hashes as empty. Raises InvalidRequest."""
     starts, lengths = np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(lengths, np.int32)
     return _chosen.hash_keys(_bytes_of(data), starts, lengths)
 
 
 def filter_batches(
-    data: Buffer,
-    keep: NDArray[np.bool_],
-    *,
-    keep_last_batch: bool = False,
-    actions: NDArray[np.uint8] | None = None,
-    horizon_ms: int = 0,
+    data: Buffer, keep: Flags, *, keep_last_batch: bool = False, actions: Octets | None = None, horizon_ms: int = 0
 ) -> bytes:
     """The batches with the kept records: `keep` has one flag per record of `decode_columns(include_control=True)`.
 
@@ -253,9 +245,7 @@ def filter_batches(
     return b"".join(map(bytes, _rebuilt(view, table, bits, actions, horizon_ms, out)))
 
 
-def rebuilt_batches(
-    data: Buffer, keep: NDArray[np.uint8], actions: NDArray[np.uint8], horizon_ms: int, out: NDArray[np.uint8]
-) -> Iterator[memoryview]:
+def rebuilt_batches(data: Buffer, keep: Octets, actions: Octets, horizon_ms: int, out: Octets) -> Iterator[memoryview]:
     """The output of `filter_batches`, in parts of whole batches inside `out`, each valid until the next.
 
     `keep` has one bit per record: r is bit ``r & 7`` of byte ``r >> 3``. Raises as `filter_batches`, possibly after
@@ -268,18 +258,18 @@ def rebuilt_batches(
     return _rebuilt(view, table, keep, actions, horizon_ms, out)
 
 
-def count_bits(bits: NDArray[np.uint8], counts: NDArray[np.int32]) -> NDArray[np.int64]:
+def count_bits(bits: Octets, counts: Ints) -> Longs:
     """The number of set bits of each consecutive batch. Raises InvalidRequest for fewer bits than records."""
     return _chosen.count_bits(bits, _firsts(counts), counts)
 
 
-def kept_bytes(data: Buffer, table: BatchTable, keep: NDArray[np.uint8]) -> NDArray[np.int64]:
+def kept_bytes(data: Buffer, table: BatchTable, keep: Octets) -> Longs:
     """The bytes in `data` of the records with a set bit, for each batch of `table`. Nothing is verified.
 
     A compressed batch, or a message of format 0 or 1, counts as a whole. Raises InvalidRequest for other data.
     """
     is_legacy, firsts = table.magics != MAGIC, _firsts(table.record_counts)
-    sizes: NDArray[np.int64] = table.sizes.astype(np.int64) - np.where(is_legacy, 0, HEADER_BYTES)
+    sizes: Longs = table.sizes.astype(np.int64) - np.where(is_legacy, 0, HEADER_BYTES)
     is_plain = ((table.attributes & CODEC_BITS) == Codec.NONE) & ~is_legacy
     if is_plain.any():
         sizes[is_plain] = _chosen.kept_bytes(_bytes_of(data), table.select(is_plain), keep, firsts[is_plain])
@@ -356,8 +346,8 @@ def _checked(view: memoryview, table: BatchTable) -> BatchTable:
     return table
 
 
-def _packed(table: BatchTable, *, include_control: bool) -> NDArray[np.bool_]:
-    packed: NDArray[np.bool_] = ((table.attributes & CODEC_BITS) != Codec.NONE) & (table.sizes > HEADER_BYTES)
+def _packed(table: BatchTable, *, include_control: bool) -> Flags:
+    packed: Flags = ((table.attributes & CODEC_BITS) != Codec.NONE) & (table.sizes > HEADER_BYTES)
     packed |= table.magics != MAGIC
     return packed if include_control else packed & ((table.attributes & CONTROL) == 0)
 
@@ -382,7 +372,7 @@ def _verify(view: memoryview, table: BatchTable) -> None:
 
 def _inflated(
     view: memoryview, table: BatchTable, packed: list[bool], budget: int, *, verify: bool
-) -> tuple[memoryview, NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[memoryview, Longs, Longs]:
     """(buffer, section starts, section ends), up to the section that takes the buffer past `budget`."""
     ends: list[int] = []
     used = 0
@@ -419,7 +409,7 @@ def _inflated(
     return arena[:used].data, starts, np.array(ends, np.int64)
 
 
-def _grown(arena: NDArray[np.uint8], used: int, more: int, budget: int) -> NDArray[np.uint8]:
+def _grown(arena: Octets, used: int, more: int, budget: int) -> Octets:
     """The buffer with space for `more` bytes after the first `used` bytes. Unwritten pages take no memory."""
     if len(arena) - used >= more:
         return arena
@@ -444,18 +434,13 @@ def _filterable(view: memoryview) -> BatchTable:
     return table
 
 
-def _firsts(counts: NDArray[np.int32]) -> NDArray[np.int64]:
-    firsts: NDArray[np.int64] = np.cumsum(counts, dtype=np.int64) - counts
+def _firsts(counts: Ints) -> Longs:
+    firsts: Longs = np.cumsum(counts, dtype=np.int64) - counts
     return firsts
 
 
 def _rebuilt(
-    view: memoryview,
-    table: BatchTable,
-    bits: NDArray[np.uint8],
-    actions: NDArray[np.uint8],
-    horizon_ms: int,
-    out: NDArray[np.uint8],
+    view: memoryview, table: BatchTable, bits: Octets, actions: Octets, horizon_ms: int, out: Octets
 ) -> Iterator[memoryview]:
     is_rebuilt = (actions == REBUILD) | (actions == REBASE)
     if actions.shape != (len(table),) or (is_rebuilt & (count_bits(bits, table.record_counts) == 0)).any():
@@ -486,7 +471,7 @@ def _room_for(table: BatchTable, row: int) -> int:
     return int(table.sizes[row]) + int(table.record_counts[row]) * pure_kernels.REBUILT_GROWTH_MAX
 
 
-def _actions(table: BatchTable, remaining: NDArray[np.int64], *, keep_last_batch: bool) -> NDArray[np.uint8]:
+def _actions(table: BatchTable, remaining: Longs, *, keep_last_batch: bool) -> Octets:
     actions = np.full(len(table), REBUILD, np.uint8)
     actions[remaining == table.record_counts] = VERBATIM
     actions[remaining == 0] = DROP
@@ -496,9 +481,7 @@ def _actions(table: BatchTable, remaining: NDArray[np.int64], *, keep_last_batch
     return actions
 
 
-def _apart(
-    view: memoryview, header: BatchHeader, position: int, flags: NDArray[np.uint8], how: tuple[int, int]
-) -> bytes:
+def _apart(view: memoryview, header: BatchHeader, position: int, flags: Octets, how: tuple[int, int]) -> bytes:
     """The result for a batch that the kernels cannot read: compressed, or a message of format 0 or 1."""
     if how[0] == DROP:
         return b""

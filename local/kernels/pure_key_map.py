@@ -7,11 +7,10 @@ so a slot takes 12 bytes (Kafka's `SkimpyOffsetMap`: 24).
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from local.errors import InvalidRequest
 from local.format.batch_header import HEADER_BYTES
-from local.format.columns import BatchTable
+from local.format.columns import BatchTable, Flags, Ints, Longs, Octets
 from local.format.record import varint_bytes
 from local.kernels import pure_kernels
 
@@ -59,11 +58,11 @@ class KeyMap:
     def add(
         self,
         data: memoryview,
-        starts: NDArray[np.int64],
-        lengths: NDArray[np.int32],
-        skip: NDArray[np.bool_],
+        starts: Longs,
+        lengths: Ints,
+        skip: Flags,
         first_ordinal: int,
-        keep: NDArray[np.uint8],
+        keep: Octets,
         *,
         buffer: int = -1,
         position: int = 0,
@@ -108,10 +107,10 @@ class KeyMap:
         self,
         data: memoryview,
         table: BatchTable,
-        roles: NDArray[np.uint8],
+        roles: Octets,
         first_ordinal: int,
-        keep: NDArray[np.uint8],
-        tombstones: NDArray[np.uint8],
+        keep: Octets,
+        tombstones: Octets,
         *,
         buffer: int,
         position: int,
@@ -157,7 +156,7 @@ class KeyMap:
         self._ordinals_end = max(self._ordinals_end, ordinal)
         return keyless
 
-    def find(self, data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.bool_]:
+    def find(self, data: memoryview, starts: Longs, lengths: Ints) -> Flags:
         """Which of these keys are in the map; a null key never is."""
         if len(starts) != len(lengths) or not _are_inside(data, starts, lengths):
             raise InvalidRequest("cannot find keys, columns differ or a key is outside the data", rows=len(starts))
@@ -166,7 +165,7 @@ class KeyMap:
         return np.array([size >= 0 and key in self._newest for key, size in zip(keys, sizes, strict=True)], np.bool_)
 
 
-def _flip(bits: NDArray[np.uint8], ordinals: NDArray[np.int64], is_set: bool) -> None:
+def _flip(bits: Octets, ordinals: Longs, is_set: bool) -> None:
     for ordinal in ordinals.tolist():
         if is_set:
             bits[ordinal >> 3] |= 1 << (ordinal & 7)
@@ -174,7 +173,7 @@ def _flip(bits: NDArray[np.uint8], ordinals: NDArray[np.int64], is_set: bool) ->
             bits[ordinal >> 3] &= 0xFF ^ (1 << (ordinal & 7))
 
 
-def _are_inside(data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.int32]) -> bool:
+def _are_inside(data: memoryview, starts: Longs, lengths: Ints) -> bool:
     """Whether each key is inside `data`, with at least the bytes of its length varint before it."""
     return all(
         size < 0 or varint_bytes(size) <= at <= len(data) - size

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from local import kernels
 from local.errors import InvalidRequest
 from local.format.batch_header import HEADER_BYTES, LOG_APPEND_TIME, read_header, seal
+from local.format.columns import Longs
 from local.format.compression import Codec, compress
 from local.format.record import Record, TimestampType
 from local.log.producer_state import Producer
@@ -40,7 +40,7 @@ _NO_TIMESTAMP = -1
 _NAMED_MAX = 10
 _INT64_MAX = 2**63 - 1
 
-Cut = tuple[RecordColumns, NDArray[np.int64], NDArray[np.int64]]
+Cut = tuple[RecordColumns, Longs, Longs]
 
 
 @dataclass(frozen=True, slots=True)

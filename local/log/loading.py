@@ -35,8 +35,7 @@ from local.index.index_files import OutsideSegment
 from local.index.sealed_indexes import SHARED, Access
 from local.log import recovery
 from local.log.leader_epochs import LeaderEpochs
-from local.log.producer_files import ProducerFiles
-from local.log.producer_state import ProducerState
+from local.log.producer_state import ProducerFiles, ProducerState
 from local.log.read_only_open import found_segment
 from local.segment.segment import RELATIVE_OFFSET_MAX, Segment
 from local.segment.segment_reading import end_of

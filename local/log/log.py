@@ -20,7 +20,7 @@ from local.log.log_appender import AppendResult, Draw, Durability, LogAppender
 from local.log.log_reader import LogReader
 from local.log.log_removal import LogRemoval
 from local.log.log_state import LogState
-from local.log.producer_files import ProducerFiles
+from local.log.producer_state import ProducerFiles
 from local.log.read_only_open import ReadOnlySource
 from local.names import TopicPartition
 from local.segment.segment import Segment
@@ -206,11 +206,7 @@ class Log(LogState):
             self.save_epochs(self.epochs.covering(self.local_log_start_offset))
 
     def relocate(
-        self,
-        storage: Storage,
-        directory: str,
-        prepare: Callable[[Sequence[Segment]], None],
-        switch: Callable[[], None],
+        self, storage: Storage, directory: str, prepare: Callable[[Sequence[Segment]], None], switch: Callable[[], None]
     ) -> None:
         """Continue in another directory: steps 2 to 5 of `local.logdirs.log_moves`, under the log's lock.
 

@@ -20,8 +20,7 @@ from local.format.batch_header import TRANSACTIONAL
 from local.format.record import StoredRecord
 from local.index import txn_index
 from local.index.txn_index import AbortedTransaction
-from local.log.producer_files import ProducerFiles
-from local.log.producer_state import ProducerEntry, encode_snapshot
+from local.log.producer_state import ProducerEntry, ProducerFiles, encode_snapshot
 from local.names import TopicPartition
 from local.records.isolation import Isolation, without_aborted
 from local.records.offset_spec import FoundOffset

@@ -35,8 +35,7 @@ from local.lock_ranks import LockRank, ranked_lock
 from local.log import checkpoints
 from local.log.leader_epochs import LeaderEpochs
 from local.log.log_reader import LogView
-from local.log.producer_files import ProducerFiles
-from local.log.producer_state import ProducerState
+from local.log.producer_state import ProducerFiles, ProducerState
 from local.log.read_only_open import ReadOnlySource
 from local.names import TopicPartition
 from local.segment.segment import Segment

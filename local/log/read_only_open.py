@@ -15,8 +15,7 @@ from local import names
 from local.errors import NotFound, Unavailable
 from local.format.batch_header import walk
 from local.index.sealed_indexes import SHARED, Access
-from local.log.producer_files import ProducerFiles
-from local.log.producer_state import ProducerState
+from local.log.producer_state import ProducerFiles, ProducerState
 from local.segment.segment import RELATIVE_OFFSET_MAX, Segment
 from local.storage import FileFacts, SegmentFiles, Storage
 

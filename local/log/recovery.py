@@ -40,18 +40,8 @@ from local.format.columns import BatchTable
 from local.index import index_files, txn_index
 from local.index.index_files import INDEXES, OutsideSegment, build_indexes, headers_of, slices_of
 from local.index.txn_index import AbortedTransaction, TransactionScan
-from local.log.producer_files import ProducerFiles
-from local.log.producer_state import ProducerState
-from local.names import (
-    CLEANED,
-    DELETED,
-    LOG,
-    SEGMENT_SUFFIXES,
-    SWAP,
-    TEMPORARY,
-    TXN_INDEX,
-    parse_segment_file,
-)
+from local.log.producer_state import ProducerFiles, ProducerState
+from local.names import CLEANED, DELETED, LOG, SEGMENT_SUFFIXES, SWAP, TEMPORARY, TXN_INDEX, parse_segment_file
 from local.segment import swap
 from local.segment.segment import RELATIVE_OFFSET_MAX, Segment
 from local.storage import SegmentFiles, Storage, join, replace_file, sync_file, write_file

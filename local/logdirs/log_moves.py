@@ -43,14 +43,7 @@ from local.errors import Corrupt, DiskFailed, LogError, NotFound
 from local.index.index_files import INDEXES
 from local.log import Log, checkpoints
 from local.logdirs.log_dir import LogDirectory
-from local.names import (
-    LOG,
-    SEGMENT_SUFFIXES,
-    TXN_INDEX,
-    VIEW_PARTS,
-    TopicPartition,
-    parse_marked_directory,
-)
+from local.names import LOG, SEGMENT_SUFFIXES, TXN_INDEX, VIEW_PARTS, TopicPartition, parse_marked_directory
 from local.segment.segment import Segment
 from local.storage import Body, FileFacts, Storage, StorageFile, join, write_file
 

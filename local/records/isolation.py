@@ -12,10 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from local.format.columns import BatchTable, Columns
+    from local.format.columns import BatchTable, Columns, Flags
     from local.index.txn_index import AbortedTransaction
 
 
@@ -26,7 +23,7 @@ class Isolation(Enum):
     READ_COMMITTED = "read_committed"
 
 
-def aborted_batches(table: BatchTable, aborted: Sequence[AbortedTransaction]) -> NDArray[np.bool_]:
+def aborted_batches(table: BatchTable, aborted: Sequence[AbortedTransaction]) -> Flags:
     """Whether each batch of `table` holds records of an aborted transaction. Base offsets must ascend."""
     import numpy as np
 
@@ -36,7 +33,7 @@ def aborted_batches(table: BatchTable, aborted: Sequence[AbortedTransaction]) ->
     for each in aborted:
         first, end = np.searchsorted(table.base_offsets, (each.first_offset, each.last_offset))
         found[first:end] |= table.producer_ids[first:end] == each.producer_id
-    of_a_transaction: NDArray[np.bool_] = (table.attributes & (TRANSACTIONAL | CONTROL)) == TRANSACTIONAL
+    of_a_transaction: Flags = (table.attributes & (TRANSACTIONAL | CONTROL)) == TRANSACTIONAL
     return found & of_a_transaction
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from local.errors import InvalidRequest
 from local.format.batch_header import CONTROL
-from local.format.columns import Columns
+from local.format.columns import Columns, Flags, Ints, Longs
 from local.format.record import header_bytes
 
 if TYPE_CHECKING:
@@ -34,20 +34,20 @@ class RecordColumns:
     """
 
     key_data: memoryview
-    key_starts: NDArray[np.int64]
-    key_lengths: NDArray[np.int32]
+    key_starts: Longs
+    key_lengths: Ints
     value_data: memoryview
-    value_starts: NDArray[np.int64]
-    value_lengths: NDArray[np.int32]
-    timestamps: NDArray[np.int64]
+    value_starts: Longs
+    value_lengths: Ints
+    timestamps: Longs
     header_data: memoryview = _NOTHING
-    header_starts: NDArray[np.int64] = field(default_factory=lambda: _NO_STARTS)
-    header_counts: NDArray[np.int32] = field(default_factory=lambda: _NO_COUNTS)
+    header_starts: Longs = field(default_factory=lambda: _NO_STARTS)
+    header_counts: Ints = field(default_factory=lambda: _NO_COUNTS)
 
     def __len__(self) -> int:
         return len(self.timestamps)
 
-    def select(self, rows: slice | NDArray[np.integer] | NDArray[np.bool_]) -> RecordColumns:
+    def select(self, rows: slice | NDArray[np.integer] | Flags) -> RecordColumns:
         """Some of the records, in the order of `rows`; the buffers are shared."""
         names = ["key_starts", "key_lengths", "value_starts", "value_lengths", "timestamps"]
         names += ["header_starts", "header_counts"] if len(self.header_counts) else []
@@ -143,9 +143,7 @@ def _of_batch(batch: pa.RecordBatch, now_ms: int) -> RecordColumns:
     return RecordColumns(**fields)
 
 
-def _binary(
-    name: str, column: pa.Array[Any] | None, rows: int
-) -> tuple[memoryview, NDArray[np.int64], NDArray[np.int32]]:
+def _binary(name: str, column: pa.Array[Any] | None, rows: int) -> tuple[memoryview, Longs, Ints]:
     import pyarrow as pa
 
     if column is None or pa.types.is_null(column.type):
@@ -172,7 +170,7 @@ def _binary(
     return memoryview(data).cast("B") if data is not None else _NOTHING, bounds[:-1], lengths
 
 
-def _timestamps(column: pa.Array[Any]) -> NDArray[np.int64]:
+def _timestamps(column: pa.Array[Any]) -> Longs:
     import pyarrow as pa
 
     if column.null_count:
@@ -187,7 +185,7 @@ def _timestamps(column: pa.Array[Any]) -> NDArray[np.int64]:
     try:
         if pa.types.is_timestamp(kind):
             column = column.cast(pa.timestamp("ms", tz=kind.tz), safe=False)
-        numbers: NDArray[np.int64] = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+        numbers: Longs = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
     except pa.ArrowException as error:
         raise InvalidRequest("cannot append an Arrow table, a cast failed", column="timestamp", type=kind) from error
     return np.ascontiguousarray(numbers, np.int64)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from local import kernels, names
 from local.errors import AccessDenied, Corrupt, DiskFailed, NotFound
 from local.format.batch_header import CONTROL, MAGIC
-from local.format.columns import BatchTable, joined_tables
+from local.format.columns import BatchTable, Flags, Longs, joined_tables
 from local.index import offset_index, time_index, txn_index
 from local.index.txn_index import AbortedTransaction, SegmentTransactions, TransactionScan, carried_problem
 from local.log import recovery
@@ -120,13 +120,7 @@ def _whole(data: bytes, entry_bytes: int, path: str) -> tuple[list[Finding], byt
 
 
 def _findings_of_entries(
-    code: str,
-    rows: NDArray[np.bool_],
-    *,
-    entry_bytes: int,
-    offsets: NDArray[np.int64],
-    path: str,
-    expected: NDArray[np.int64] | None = None,
+    code: str, rows: Flags, *, entry_bytes: int, offsets: Longs, path: str, expected: Longs | None = None
 ) -> Iterator[Finding]:
     """One finding per marked entry up to FINDINGS_MAX, then one finding with the number of the rest."""
     marked = np.flatnonzero(rows).tolist()
@@ -139,7 +133,7 @@ def _findings_of_entries(
         yield finding(code, path, what=f"{message(code)}: {len(marked) - FINDINGS_MAX} more")
 
 
-def _gaps(positions: NDArray[np.int64], batches: BatchTable, path: str, interval_bytes: int) -> Iterator[Finding]:
+def _gaps(positions: Longs, batches: BatchTable, path: str, interval_bytes: int) -> Iterator[Finding]:
     if not len(batches):
         return
     largest_batch = int(np.diff(batches.positions, append=batches.valid_bytes).max())
@@ -153,7 +147,7 @@ def _gaps(positions: NDArray[np.int64], batches: BatchTable, path: str, interval
         )
 
 
-def _at(values: NDArray[np.int64], rows: NDArray[np.intp], missing: int) -> NDArray[np.int64]:
+def _at(values: Longs, rows: NDArray[np.intp], missing: int) -> Longs:
     return np.append(values, missing)[np.minimum(rows, len(values))]
 
 

@@ -24,12 +24,11 @@ from local.cleaner import cleaner, offset_map, record_retention
 from local.cleaner.record_retention import CleanedTransactions, RecordFilter
 from local.errors import LogError
 from local.index import txn_index
-from local.log import Log, checkpoints, loading, producer_files, recovery
+from local.log import Log, checkpoints, loading, producer_state, recovery
 from local.log.leader_epochs import LeaderEpochs
 from local.log.log_removal import LogRemoval
 from local.log.log_state import GroupCommit, LogState
-from local.log.producer_files import ProducerFiles
-from local.log.producer_state import decode_snapshot
+from local.log.producer_state import ProducerFiles, decode_snapshot
 from local.logdirs.log_dir import LogDirectory
 from local.names import CLEANED, LOG, SWAP
 from local.segment import swap
@@ -192,7 +191,7 @@ def _damaged_snapshot_trusted(patch: Patch) -> None:
         except LogError:
             return []
 
-    patch.setattr(producer_files, "decode_snapshot", decode)
+    patch.setattr(producer_state, "decode_snapshot", decode)
 
 
 def _aborted_transactions_neither_synced_with_the_seal_nor_held_against_markers(patch: Patch) -> None:

@@ -19,20 +19,11 @@ from numpy.typing import NDArray
 
 from local import kernels
 from local.cleaner.cleaner import POSITION_MAX, grouped, survivors
-from local.cleaner.offset_map import (
-    Bits,
-    Buffer,
-    CleanerThrottle,
-    Flags,
-    OffsetMap,
-    build_offset_map,
-    digest_keys,
-    packed,
-)
+from local.cleaner.offset_map import Bits, Buffer, CleanerThrottle, OffsetMap, build_offset_map, digest_keys, packed
 from local.cleaner.record_retention import CleanContext, RecordFilter, SegmentVerdict
 from local.errors import Corrupt, InvalidRequest, LogError, NotFound
 from local.format.batch_header import CONTROL
-from local.format.columns import Columns
+from local.format.columns import Columns, Flags
 from local.index import txn_index
 from local.index.index_files import IndexRows
 from local.log.producer_state import decode_snapshot

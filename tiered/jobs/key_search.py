@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from local import kernels
-from local.cleaner.offset_map import SECRET_BYTES, Flags, digest_keys
+from local.cleaner.offset_map import SECRET_BYTES, digest_keys
 from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound
 from local.format.batch_header import CONTROL
-from local.format.columns import BatchTable, Columns
+from local.format.columns import BatchTable, Columns, Flags
 from local.records.batch_runs import BatchRuns
 from local.storage import Storage
 from local.verify.findings import Finding, finding

@@ -44,9 +44,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from local import kernels
-from local.cleaner.offset_map import Flags, packed
+from local.cleaner.offset_map import packed
 from local.errors import Conflict, LogError
-from local.format.columns import BatchTable
+from local.format.columns import BatchTable, Flags
 from local.index.index_files import IndexRows
 from local.kernels.pure_kernels import DROP, EMPTY, REBUILD, VERBATIM
 from local.log.producer_state import decode_snapshot

@@ -142,7 +142,7 @@ class Partitioner:
 @lru_cache(maxsize=1 << 16)
 def murmur2(key: bytes) -> int:
     """Kafka's hash of a key, 32 bits."""
-    from local.kernels.pure_column_kernels import murmur2 as hashed
+    from local.kernels.pure_kernels import murmur2 as hashed
 
     return hashed(key)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from local.errors import Conflict, Corrupt, InvalidRequest, LogError, OutOfOrderSequence, ProducerFenced
+from local.format.batch_header import BatchHeader
 from local.format.record import Record
 from local.index.txn_index import AbortedTransaction
 from local.kernels import scan_batches
 from local.log.producer_state import SEQUENCE_MAX, Producer, ProducerState, sequence_after, sequence_before
-from local.records.batch import BatchHeader, Marker, encode_batch, encode_marker, read_header, read_marker
+from local.records.batch import Marker, encode_batch, encode_marker, read_header, read_marker
 
 
 def header(producer: int, epoch: int, sequence: int, count: int = 1, *, transactional: bool = False) -> BatchHeader:
