@@ -10,6 +10,7 @@ import datetime
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from http import HTTPStatus
 from importlib.resources import files
 from typing import Any, Generic, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
@@ -29,8 +30,10 @@ MEMBERS_SHOWN = 50  # of an opened group
 PAUSES_SHOWN = 5
 SECTIONS = {"/": "Overview", "/plan": "Plan", "/cost": "Cost lab", "/compaction": "Compaction", "/troubles": "Troubles"}
 
+HTML_TYPE = "text/html; charset=utf-8"
 T = TypeVar("T")
 Html: TypeAlias = Markup
+Answered: TypeAlias = tuple[HTTPStatus, str, str]  # status, content type, body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import Server, ServerState
 
 from local.errors import InvalidRequest
-from tiered.web.http.application import MANIFEST_BYTES_MAX
 
 DRAIN_S = 2
 END_S = DRAIN_S + 3.0  # limit for the end of the thread
@@ -48,6 +47,7 @@ EXCHANGE_S = 30.0
 IDLE_S = 15.0
 CONNECTIONS_MAX = 256
 SOCKETS_MAX = CONNECTIONS_MAX + 128
+MANIFEST_BYTES_MAX = 16 * 1024  # of a request's target and headers
 
 _log = logging.getLogger(__name__)
 

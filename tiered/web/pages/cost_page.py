@@ -40,7 +40,7 @@ from tiered.cost.cost_simulation import (
 from tiered.manager.manager import LogManager
 from tiered.web.charts import Line, bar, line_chart, text_bar
 from tiered.web.html import REFRESH_S, DataAge, Html, asset, render, render_bare
-from tiered.web.pages.manager_cache import DataLoader, Loaded, ManagerCache, PageDeadline, data_age
+from tiered.web.pages.manager_cache import DataLoader, Loaded, ManagerCache, data_age
 
 HERE = "/cost"
 TOPICS_MAX = 3  # topics simulated at a time unless one is named
@@ -135,7 +135,8 @@ class Laboratory:
             age = data_age(self._cache, loaded, self._now_ms(), cache_ms=MEASURED_MS)
             return lab_page(loaded.value, query, loaded.at_ms, left_out, age)
         age = data_age(self._cache, basis, self._now_ms(), cache_ms=MEASURED_MS)
-        return nothing_page(basis.at_ms, query, [each.warning for each in measured if each.warning is not None], age)
+        why = [each.warning for each in measured if each.warning is not None]  # a line for each topic with data
+        return _page(query, basis.at_ms, age, lab=None, why=why)
 
     def facts(self, query: Mapping[str, str]) -> dict[str, object]:
         """The page's facts for programs. Also raises InvalidRequest if there is nothing to simulate."""
@@ -144,7 +145,7 @@ class Laboratory:
         age = data_age(self._cache, loaded, self._now_ms(), cache_ms=MEASURED_MS)
         return {**asdict(age), **lab_facts(loaded.value)}
 
-    def _lab(self, query: Mapping[str, str], basis: Loaded[_Basis], deadline: PageDeadline) -> Loaded[CostLab]:
+    def _lab(self, query: Mapping[str, str], basis: Loaded[_Basis], deadline: float) -> Loaded[CostLab]:
         selection, along = read_scenario(query), _along(query)
         measured, _, prices = basis.value
         key = f"lab?{_topic(query)}&{query.get('rate', '')}&{along}&{selection}&{basis.at_ms}"
@@ -152,7 +153,7 @@ class Laboratory:
         loaded = self._loader.get(key, read, keep_ms=ANSWER_MS, deadline=deadline)
         return replace(loaded, read_ms=basis.data_ms)
 
-    def _measured(self, query: Mapping[str, str], deadline: PageDeadline) -> Loaded[_Basis]:
+    def _measured(self, query: Mapping[str, str], deadline: float) -> Loaded[_Basis]:
         topic, rates_text = _topic(query), query.get("rate", "").strip()
         rates = read_rates(rates_text.split(",")) if rates_text else {}  # in the form of ``--rate``
 
@@ -216,11 +217,6 @@ def lab_page(lab: CostLab, query: Mapping[str, str], now_ms: int, left_out: int 
         command=_command(lab, query),
         outside=OUTSIDE,
     )
-
-
-def nothing_page(now_ms: int, query: Mapping[str, str], why: Sequence[str], age: DataAge | None = None) -> str:
-    """Return the page without anything to simulate; `why` has a line for each topic with stored data."""
-    return _page(query, now_ms, age, lab=None, why=why)
 
 
 def _page(query: Mapping[str, str], now_ms: int, age: DataAge | None, **facts: object) -> str:

@@ -66,17 +66,6 @@ class Loaded(Generic[T]):
         return self.at_ms if self.read_ms is None else min(self.at_ms, self.read_ms)
 
 
-class PageDeadline:
-    """The time that a request may wait, shared by all loads of the page."""
-
-    def __init__(self, deadline_s: float, elapsed_s: Callable[[], float] = time.monotonic) -> None:
-        self._elapsed_s = elapsed_s
-        self._until_s = elapsed_s() + deadline_s
-
-    def remaining_s(self) -> float:
-        return max(0.0, self._until_s - self._elapsed_s())
-
-
 class DataLoader:
     """Loads data by key. Thread safe."""
 
@@ -86,13 +75,11 @@ class DataLoader:
         self._found: OrderedDict[str, Loaded[object]] = OrderedDict()
         self._running: dict[str, _Load] = {}
 
-    def deadline(self) -> PageDeadline:
-        """Return a full deadline, for the consecutive loads of one page."""
-        return PageDeadline(self._deadline_s)
+    def deadline(self) -> float:
+        """Return a full deadline in monotonic seconds, for the consecutive loads of one page."""
+        return time.monotonic() + self._deadline_s
 
-    def get(
-        self, key: str, make: Callable[[], T], *, keep_ms: int = 0, deadline: PageDeadline | None = None
-    ) -> Loaded[T]:
+    def get(self, key: str, make: Callable[[], T], *, keep_ms: int = 0, deadline: float | None = None) -> Loaded[T]:
         """Return the result of `make`, or its result under this key that is less than `keep_ms` old.
 
         With `keep_ms` 0 a result serves only the requests that waited for it. Raises the exceptions of `make`, and
@@ -104,7 +91,7 @@ class DataLoader:
             if known is not None and 0 <= now - known.at_ms < keep_ms:
                 return known
             load = self._running.get(key) or self._begin(key, make, now)
-        wait_s = self._deadline_s if deadline is None else deadline.remaining_s()
+        wait_s = self._deadline_s if deadline is None else max(0.0, deadline - time.monotonic())
         if load is not None and load.done.wait(wait_s):
             if load.error is not None:
                 raise load.error
@@ -181,12 +168,6 @@ class ManagerCache:
         return cache
 
     @contextmanager
-    def manager(self) -> Iterator[LogManager]:
-        """Yield the manager to read, valid until the block ends. Raises as `seen`."""
-        with self.seen() as (manager, _):
-            yield manager
-
-    @contextmanager
     def seen(self) -> Iterator[tuple[LogManager, int | None]]:
         """Yield the manager to read, and when it read the tiers (None: a running manager), for the block.
 
@@ -205,7 +186,7 @@ class ManagerCache:
         make: Callable[[LogManager], T],
         *,
         keep_ms: int = 0,
-        deadline: PageDeadline | None = None,
+        deadline: float | None = None,
     ) -> Loaded[T]:
         """As `DataLoader.get`, where `make` gets the manager to read; sets `read_ms`."""
 
@@ -217,8 +198,8 @@ class ManagerCache:
         value, read_ms = loaded.value
         return Loaded(value, loaded.at_ms, loaded.late_since_ms, read_ms)
 
-    def stale(self) -> tuple[int, str] | None:
-        """Return (time, reason) if the data is older than it should be, else None."""
+    def stale(self) -> str | None:
+        """Return the reason for data that is older than it should be, else None."""
         now = self._now_ms()
         with self._lock:
             held, since, error = self._held, self._opening_since_ms, self._error
@@ -226,11 +207,11 @@ class ManagerCache:
             return None
         if held.is_alone:
             waits = f"since {(now - since) // 1000} s" if since is not None else "at the time of the request"
-            return held.at_ms, f"local tier only: the store has not replied {waits}"
+            return f"local tier only: the store has not replied {waits}"
         if since is not None and now - since >= STALE_MS:
-            return held.at_ms, f"refreshing for {(now - since) // 1000} s"
+            return f"refreshing for {(now - since) // 1000} s"
         if error is not None:
-            return held.at_ms, f"refresh failed: {' '.join(str(error).split())}"
+            return f"refresh failed: {' '.join(str(error).split())}"
         return None
 
     def close(self) -> None:
@@ -340,24 +321,15 @@ class _Held:
 
 def data_age(cache: ManagerCache, loaded: Loaded[Any], now_ms: int, *, cache_ms: int = 0) -> DataAge:
     """Return the age of a page's data, with a reason if it is older than AGE_MAX_MS and `cache_ms` allow."""
-    why = _why_old(cache, loaded, now_ms, cache_ms)
+    why, shown = None, f"The data shown is of {stamp(loaded.data_ms)}"
+    if (reason := cache.stale()) is not None:
+        why = f"{shown}; {reason}."
+    elif loaded.late_since_ms is not None:
+        lasted = format_lasted(now_ms - loaded.late_since_ms)
+        why = f"Refreshing for {lasted}: the disk does not reply, or this machine is busy. {shown}."
+    elif now_ms - loaded.data_ms > AGE_MAX_MS + cache_ms:
+        why = f"{shown}, {format_lasted(now_ms - loaded.data_ms)} ago; a refresh is in progress."
     return DataAge(data_ms=loaded.data_ms, age_ms=max(0, now_ms - loaded.data_ms), stale=why)
-
-
-def _why_old(cache: ManagerCache, loaded: Loaded[Any], now_ms: int, cache_ms: int) -> str | None:
-    stale = cache.stale()
-    if stale is not None:
-        _, why = stale
-        return f"The data shown is of {stamp(loaded.data_ms)}; {why}."
-    if loaded.late_since_ms is not None:
-        waits = f"Refreshing for {format_lasted(now_ms - loaded.late_since_ms)}: the disk does not reply, or "
-        return f"{waits}this machine is busy. The data shown is of {stamp(loaded.data_ms)}."
-    if now_ms - loaded.data_ms > AGE_MAX_MS + cache_ms:
-        return (
-            f"The data shown is of {stamp(loaded.data_ms)}, {format_lasted(now_ms - loaded.data_ms)} ago; a "
-            "refresh is in progress."
-        )
-    return None
 
 
 def silent_store(url: str) -> ObjectStore:

@@ -1,53 +1,86 @@
-"""The pages of topics: the overview with the page of problems, a topic, and a partition."""
+"""The pages over a manager: overview, problems, topics, partitions, both tiers over time, plan, compaction. Read-only.
+
+A page collects the data for its template. Charts of the time before now show the notes of running managers
+(`tiered.status.tier_history`). A line is broken where no manager ran or the bucket was not read. Before the first note
+a dotted line shows a lower bound: the bytes that the bucket holds today and already held then. The query of a plan can
+give another moment, one topic, and other settings; the page ends with the equivalent command line.
+"""
 
 from __future__ import annotations
 
+import datetime
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 import msgspec
 
+from local.cleaner.cleaner_history import CleaningRun
+from local.errors import InvalidRequest
 from local.facts import SegmentInfo
 from local.names import TopicPartition
+from policies.cleaner_advice import Advice
+from policies.cost.plan_cost import DecisionCost
 from policies.snapshot import PartitionSnapshot
 from remote.manifest.manifest import PageEntry
 from remote.segment_entry import SegmentEntry
-from tiered.config.units import counted, format_bytes, format_count, format_dollars
-from tiered.node.problems import ProblemGroup, group_problems, same_cause
+from tiered.config.units import counted, format_bytes, format_dollars, format_ms, parse_duration
+from tiered.manager.manager import LogManager
+from tiered.node.problems import ProblemGroup, group_problems, same_cause, shared_places, unread_rows
 from tiered.node.topic_registry import Topic
-from tiered.status.status_report import Row, StatusReport, partition_row, status_facts, topic_row
-from tiered.web.html import DataAge, ListPage, partition_path, render, topic_path
-from tiered.web.pages.history import HistoryData, history_section
+from tiered.plans.planning import VERBS, PricedPlan, decision_row, kind_of, known_amount, total_rows
+from tiered.status.compaction_status import (
+    CleanerMetrics,
+    LogCleaningStatus,
+    cleaner_metrics,
+    compaction_advice,
+    compaction_status,
+    log_row,
+)
+from tiered.status.status_report import (
+    Row,
+    StatusReport,
+    causes,
+    deferral_rows,
+    ends,
+    partition_row,
+    status_facts,
+    topic_row,
+)
+from tiered.status.tier_history import DAY_MS, TierHistory, TierPoint, TierSeries, history_of, stretches
+from tiered.web.charts import Run, TimeLine, bar, binary_top, bytes_label, dollars_label, nice_top, thinned, time_chart
+from tiered.web.html import DataAge, Html, ListPage, component, partition_path, render, topic_path
 from tiered.web.pages.segment_map import Window, records_left, remote_kind, segment_map
 
-NOT_READ = "unknown"
 SORTS = (
     *("topic", "partitions", "offsets", "local_bytes", "remote_bytes", "lag_bytes", "at_risk_bytes"),
     "dollars_per_month",
 )
 _REMOTE_STATES = {"expired": "expired, unlinked next", "compacted": "readable, compacted", "remote": "readable"}
-
-
-def _shown(row: Row, stuck: int) -> Row:
-    """Return the row with its number of problems, and with words for figures of an unread bucket."""
-    if row["is_tiered"] and row["remote_segments"] is None:
-        return {**row, "stuck": stuck, "remote": NOT_READ, "lag": NOT_READ, "dollars": NOT_READ}
-    remote_bytes, dollars = row["remote_bytes"], row["dollars_per_month"]
-    return {
-        **row,
-        "stuck": stuck,
-        "remote": format_bytes(remote_bytes) if isinstance(remote_bytes, int) else "-",
-        "lag": _lag(row) if row["is_tiered"] else "-",
-        "dollars": format_dollars(dollars) if isinstance(dollars, float) else "-",
-    }
-
-
-def _lag(row: Row) -> str:
-    size_bytes = row["lag_bytes"]
-    waits = f"{row['lag_segments']:,} seg {format_bytes(size_bytes)}" if isinstance(size_bytes, int) else "-"
-    if row["is_paused"]:
-        return f"paused, {waits if row['lag_segments'] else 'nothing waits'}"
-    return waits if row["lag_segments"] else "ok"
+SPANS = {  # ms, title, period of a row of the table, and its time
+    "6h": (DAY_MS // 4, "6 hours", "five minutes", "%Y-%m-%d %H:%M"),
+    "2d": (2 * DAY_MS, "2 days", "hour", "%Y-%m-%d %H"),
+    "30d": (30 * DAY_MS, "30 days", "day", "%Y-%m-%d"),
+    "3y": (1096 * DAY_MS, "3 years", "month", "%Y-%m"),
+}
+_WORST = frozenset({"lag_bytes", "at_risk_bytes"})
+# Columns of each chart: name and style of the line, field, name in the description.
+_TIERS = (("bucket", "t-remote", "remote_bytes", "In the bucket"), ("disk", "t-local", "local_bytes", "On the disk"))
+_WAITING = (
+    ("waits", "t-lag", "lag_bytes", "Waiting for upload"),
+    ("at risk", "t-risk", "at_risk_bytes", "On this disk alone"),
+)
+_DOLLARS = (("bucket", "t-dollars", "dollars_per_month", "Dollars a month"),)
+MOMENTS = {"": "now", "1d": "in a day", "7d": "in a week", "30d": "in 30 days"}
+SETTINGS = {  # with an example
+    "retention.ms": "7d",
+    "retention.bytes": "50GiB",
+    "local.retention.ms": "6h",
+    "local.retention.bytes": "5GiB",
+}
+RUNS_SHOWN = 30
+ADVICE_SHOWN = 20
 
 
 def overview(
@@ -62,7 +95,6 @@ def overview(
     everything = [topic_row(report, topic) for topic in report.topics]
     selection = {name: query.get(name, "") for name in ("q", "sort", "span")}
     topics = ListPage(_sorted(_found(everything, selection["q"]), selection["sort"]), query)
-    stuck = Counter(each.partition.topic for each in report.problems if each.partition is not None)
     return render(
         "overview.html",
         "Overview",
@@ -72,12 +104,11 @@ def overview(
         report=report,
         groups=group_problems(report.problems),
         has_remote=has_remote,
-        paused=[row for row in everything if row["is_paused"]],
-        sums=_sums(report, everything),
+        everything=everything,
+        stuck=Counter(each.partition.topic for each in report.problems if each.partition is not None),
         history=history_section(history, None, report.now_ms, "/", query, selection),
         selection=selection,
         topics=topics,
-        rows=[_shown(row, stuck[str(row["topic"])]) for row in topics.rows],
         sorted_by=selection["sort"] if selection["sort"] in SORTS else "topic",
     )
 
@@ -120,28 +151,6 @@ def _sorted(rows: list[Row], name: str) -> list[Row]:
     return sorted(rows, key=lambda row: float(str(row.get(name) or 0)), reverse=True)
 
 
-def _sums(report: StatusReport, rows: Sequence[Row]) -> dict[str, str]:
-    def total(name: str, show: Callable[[float], str]) -> str:
-        known = [float(str(row[name])) for row in rows if row.get(name) is not None]
-        missing = len(rows) - len(known)
-        if not known:
-            return NOT_READ
-        return show(sum(known)) + (f" and {counted(missing, 'topic')} {NOT_READ}" if missing else "")
-
-    def in_bytes(name: str) -> str:
-        return total(name, lambda value: format_bytes(int(value)))
-
-    return {
-        "Topics": format_count(len(rows)),
-        "Partitions": total("partitions", lambda value: format_count(int(value))),
-        "Local": in_bytes("local_bytes"),
-        "Remote": in_bytes("remote_bytes"),
-        "Upload lag": in_bytes("lag_bytes"),
-        "At risk": in_bytes("at_risk_bytes"),
-        "$ a month": total("dollars_per_month", format_dollars) if report.prices is not None else "-",
-    }
-
-
 def topic_page(
     report: StatusReport,
     topic: Topic,
@@ -153,8 +162,6 @@ def topic_page(
     here = topic_path(topic.name)
     partitions = ListPage(topic.partitions(), query)
     problems = [each for each in report.problems if each.partition is None or each.partition.topic == topic.name]
-    stuck = Counter(each.partition for each in problems)
-    row = topic_row(report, topic)
     return render(
         "topic.html",
         topic.name,
@@ -163,9 +170,10 @@ def topic_page(
         age,
         topic=topic,
         groups=group_problems(problems),
-        paused=[row] if row["is_paused"] else [],
+        row=topic_row(report, topic),
+        stuck=Counter(each.partition for each in problems),
         partitions=partitions,
-        rows=[{**_shown(partition_row(report, name), stuck[name]), "name": name} for name in partitions.rows],
+        rows=[(name, partition_row(report, name)) for name in partitions.rows],
         span=query.get("span", ""),
         history=history_section(history, topic.name, report.now_ms, here, query, {}),
     )
@@ -192,7 +200,7 @@ def partition_page(
         age,
         topic=name.topic,
         problems=[each for each in report.problems if each.partition in (None, name)],
-        row=_shown(partition_row(report, name), 0),
+        row=partition_row(report, name),
         map=segment_map(snapshot, window, here),
         counted_segments=f"{len(rows):,} segments and pages of segments"
         if snapshot.pages
@@ -230,3 +238,308 @@ def _remote_state(snapshot: PartitionSnapshot, row: SegmentEntry | PageEntry) ->
     if isinstance(row, PageEntry):
         words.append(counted(row.segment_count, "segment"))
     return ", ".join(words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryData:
+    """Notes, and (time, bytes) of data still in the bucket (`tiered.status.tier_history.still_there`)."""
+
+    series: TierSeries
+    still: Sequence[tuple[int, int]]
+
+
+def requested_span(query: Mapping[str, str], begun_ms: int | None, now_ms: int) -> str:
+    """Return the requested span, else the shortest that shows everything, up to 30 days."""
+    span = query.get("span", "")
+    if span in SPANS:
+        return span
+    age_ms = now_ms - begun_ms if begun_ms is not None else SPANS["30d"][0]
+    return next((name for name, (span_ms, *_) in SPANS.items() if age_ms <= span_ms and name != "3y"), "30d")
+
+
+def history_section(
+    history: HistoryData | None,
+    topic: str | None,
+    now_ms: int,
+    path: str,
+    query: Mapping[str, str],
+    selection: Mapping[str, str],
+) -> Html | None:
+    """Return the part with the id ``history``; `path` and the query `selection` link to the same page."""
+    if history is None:
+        return None
+    span = requested_span(query, history.series.of(topic).oldest_ms, now_ms)
+    span_ms, _, period, _ = SPANS[span]
+    found = history_of(history.series, topic, now_ms, span_ms)
+    still = _still(history.still, found)
+    charts: list[tuple[str, Html]] = []
+    if found.points or still:
+        charts.append(_figure(found, "history-tiers", "Bytes by tier", _TIERS, format_bytes, bytes_label, still=still))
+    if found.points:
+        title = "Waiting for upload, and at risk"
+        charts.append(_figure(found, "history-risk", title, _WAITING, format_bytes, bytes_label))
+        title, form = "$ a month for what is in the bucket", format_dollars
+        charts.append(_figure(found, "history-dollars", title, _DOLLARS, form, dollars_label, top_of=nice_top))
+    is_broken = len(list(stretches(found.points, found.step_ms))) > 1
+    return component("section", "history.html")(
+        span=span,
+        spans={name: title for name, (_, title, *_) in SPANS.items()},
+        path=path,
+        selection=selection,
+        charts=charts,
+        found=found,
+        is_broken=is_broken or any(each.remote_bytes is None for each in found.points),
+        has_still=bool(still),
+        rows=_rows(found, span),
+        has_missing=any(each.missing_partitions for each in found.points),
+        period=period,
+        command=f"tiered status{'' if topic is None else f' {topic}'} --history {format_ms(span_ms)} -o csv",
+    )
+
+
+def _figure(
+    found: TierHistory,
+    id_: str,
+    title: str,
+    columns: Sequence[tuple[str, str, str, str]],
+    form: Callable[[float], str] | Callable[[int], str],
+    show: Callable[[float], str],
+    *,
+    top_of: Callable[[float], float] = binary_top,
+    still: Run = (),
+) -> tuple[str, Html]:
+    lines = [_line(found, name, style, field) for name, style, field, _ in columns]
+    lines += [TimeLine(name="", style="t-still", runs=[still])] if still else []
+    rules = [(found.begun_ms, "first point")] if still and found.begun_ms is not None else []
+    words = " ".join(_range(found, name, field, form) for _, _, field, name in columns)
+    since, until = found.since_ms, found.until_ms
+    return title, time_chart(id_, title, words, lines, since, until, show, top_of=top_of, rules=rules)
+
+
+def _line(found: TierHistory, name: str, style: str, field: str) -> TimeLine:
+    runs = [run for stretch in stretches(found.points, found.step_ms) for run in _known(stretch, field)]
+    thin = [thinned(run, found.since_ms, found.until_ms, most=field in _WORST) for run in runs]
+    return TimeLine(name=name, style=style, runs=thin)
+
+
+def _known(stretch: Sequence[TierPoint], field: str) -> list[list[tuple[int, float]]]:
+    found: list[list[tuple[int, float]]] = [[]]
+    for point in stretch:
+        value = getattr(point, field)
+        if value is None:
+            found.append([])
+        else:
+            found[-1].append((point.at_ms, float(value)))
+    return [run for run in found if run]
+
+
+def _still(still: Sequence[tuple[int, int]], found: TierHistory) -> Run:
+    until = found.until_ms if found.begun_ms is None else min(found.begun_ms, found.until_ms)
+    if until <= found.since_ms:
+        return []
+    before = [size for at, size in still if at < found.since_ms]
+    run: list[tuple[int, float]] = [(found.since_ms, float(before[-1]))] if before else []
+    for at, size in still:
+        if found.since_ms <= at < until:
+            run += [(at, run[-1][1] if run else 0.0), (at, float(size))]  # steps: the size is constant in between
+    if not run or until - run[0][0] < (found.until_ms - found.since_ms) // 100:
+        return []  # too short to be visible
+    return [*thinned(run, found.since_ms, found.until_ms, most=True), (until, run[-1][1])]
+
+
+def _range(found: TierHistory, name: str, field: str, show: Callable[[float], str] | Callable[[int], str]) -> str:
+    values = [value for point in found.points if (value := getattr(point, field)) is not None]
+    if not values:
+        return f"{name}: unknown."
+    last, least, most = (show(each) for each in (values[-1], min(values), max(values)))
+    return f"{name}: {last} last, {least} at least, {most} at most."
+
+
+def _rows(found: TierHistory, span: str) -> list[tuple[str, TierPoint, int | None, int | None, int]]:
+    """Rows by period, newest first: last point, maximum of copy lag, bytes at risk, missing partitions."""
+    periods: dict[str, list[TierPoint]] = {}
+    for point in found.points:
+        at = datetime.datetime.fromtimestamp(point.at_ms / 1000, datetime.UTC)
+        periods.setdefault(at.strftime(SPANS[span][3]), []).append(point)
+    return [
+        (
+            f"{key}:00" if len(key) == 13 else key,
+            points[-1],
+            max((each.lag_bytes for each in points if each.lag_bytes is not None), default=None),
+            max((each.at_risk_bytes for each in points if each.at_risk_bytes is not None), default=None),
+            max(each.missing_partitions for each in points),
+        )
+        for key, points in reversed(periods.items())
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The parameters of a plan. `after_ms` counts from now; `settings` are overrides, like those of ``-X``."""
+
+    topic: str = ""
+    after: str = ""
+    kind: str = ""
+    settings: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> Selection:
+        """Parse a query. Raises InvalidRequest for an invalid moment; does not check the settings."""
+        settings = tuple((name, query[name].strip()) for name in SETTINGS if query.get(name, "").strip())
+        kind = query.get("kind", "")
+        found = cls(
+            topic=query.get("topic", "").strip(),
+            after=query.get("after", "").strip(),
+            kind=kind if kind in VERBS else "",
+            settings=settings,
+        )
+        if found.after_ms is None:
+            raise InvalidRequest("invalid delay, it is not a duration such as 7d", after=repr(found.after))
+        return found
+
+    @property
+    def after_ms(self) -> int | None:
+        if not self.after:
+            return 0
+        value = parse_duration(self.after)
+        return value if value is not None and value >= 0 else None
+
+    @property
+    def query(self) -> dict[str, str]:
+        return {"topic": self.topic, "after": self.after, "kind": self.kind, **dict(self.settings)}
+
+    @property
+    def key(self) -> str:
+        """Return a key that is equal for equal plans; `kind` does not count."""
+        return "&".join([self.topic, self.after, *(f"{name}={value}" for name, value in self.settings)])
+
+
+def plan_page(
+    priced: PricedPlan, selection: Selection, query: Mapping[str, str], now_ms: int, age: DataAge | None = None
+) -> str:
+    cost, decisions = priced.cost, _decisions(priced, selection, query)
+    after = selection.after
+    return render(
+        "plan.html",
+        "Plan",
+        "/plan",
+        now_ms,
+        age,
+        priced=priced,
+        selection=selection,
+        settings=SETTINGS,
+        moments=MOMENTS if after in MOMENTS else {**MOMENTS, after: f"in {after}"},
+        now_dollars=known_amount(cost.now_dollars),
+        then_dollars=known_amount(cost.then_dollars),
+        change=known_amount(cost.then_dollars - cost.now_dollars),
+        once_dollars=known_amount(cost.dollars),
+        requests=round(sum(cost.sum_of(name) for name in ("puts", "gets", "lists", "deletes"))),
+        disk_bytes=priced.totals()["now_disk_bytes"],
+        totals=total_rows(cost.lines),
+        decisions=decisions,
+        rows=list(map(decision_row, decisions.rows)),
+        kind_verb=VERBS[selection.kind][1] if selection.kind else "",
+        commands=_commands(selection),
+        deferrals=[
+            (each, shared_places(each.partitions), ends(each, priced.plan.now_ms))
+            for each in causes(priced.plan.deferrals)
+        ],
+    )
+
+
+def plan_facts(priced: PricedPlan, selection: Selection, query: Mapping[str, str]) -> dict[str, object]:
+    """Return the page's facts for programs, a page of decisions at a time."""
+    decisions = _decisions(priced, selection, query)
+    return {
+        "prices": {"as_of": priced.prices.as_of, "region": priced.prices.region} if priced.prices is not None else None,
+        "at_ms": priced.plan.now_ms,
+        **priced.totals(),
+        "missing": unread_rows(priced.missing),
+        "unread": [str(each) for each in priced.unread],
+        "problems": {str(name): text for name, text in priced.problems.items()},
+        "deferrals": deferral_rows(priced.plan.deferrals),
+        "totals": [_plain(row) for row in total_rows(priced.cost.lines)],
+        "decisions": [_plain(decision_row(each)) for each in decisions.rows],
+        "page": decisions.number,
+        "pages": decisions.last,
+    }
+
+
+def _decisions(priced: PricedPlan, selection: Selection, query: Mapping[str, str]) -> ListPage[DecisionCost]:
+    return ListPage([each for each in priced.cost.lines if selection.kind in ("", kind_of(each))], query)
+
+
+def _plain(row: Row) -> Row:
+    return {name: value for name, value in row.items() if name != "sign"}
+
+
+def _commands(selection: Selection) -> Sequence[str]:
+    words = ["tiered", "plan", *([selection.topic] if selection.topic else [])]
+    for name, value in selection.settings:
+        words += ["-X", f"{name}={value}"]
+    if selection.after:
+        return (shlex.join([*words, "--at", f"+{selection.after}"]),)
+    return shlex.join([*words, "--out", "plan.json"]), "tiered apply plan.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compaction:
+    """The state of compaction at one moment; `runs` oldest first."""
+
+    logs: Sequence[LogCleaningStatus]
+    metrics: CleanerMetrics
+    advice: Sequence[Advice]
+    runs: Sequence[CleaningRun]
+    now_ms: int
+
+
+def compaction_data(manager: LogManager, now_ms: int) -> Compaction:
+    """Collect the state of compaction without a store request, dirtiest logs first."""
+    found = compaction_status(manager, now_ms, may_ask=False).values()
+    return Compaction(
+        logs=sorted(found, key=lambda each: (each.uncleanable is None, -each.log.dirty_ratio, each.log.partition)),
+        metrics=cleaner_metrics(manager, now_ms, may_ask=False),
+        advice=compaction_advice(manager, now_ms, may_ask=False),
+        runs=manager.cleaning.runs,
+        now_ms=now_ms,
+    )
+
+
+def compaction_page(found: Compaction, query: Mapping[str, str], age: DataAge | None = None) -> str:
+    logs = ListPage(found.logs, query)
+    return render(
+        "compaction.html",
+        "Compaction",
+        "/compaction",
+        found.now_ms,
+        age,
+        state=found,
+        logs=logs,
+        rows=[log_row(each, found.now_ms) for each in logs.rows],
+        bar=bar,
+        RUNS_SHOWN=RUNS_SHOWN,
+        ADVICE_SHOWN=ADVICE_SHOWN,
+    )
+
+
+def compaction_facts(found: Compaction, query: Mapping[str, str]) -> dict[str, object]:
+    """Return the page's facts for programs, one page of logs at a time."""
+    logs = ListPage(found.logs, query)
+    return {
+        "now_ms": found.now_ms,
+        "metrics": asdict(found.metrics),
+        "advice": [
+            {
+                "rule": each.rule,
+                "topic": each.partition.topic if each.partition is not None else None,
+                "partition": each.partition.partition if each.partition is not None else None,
+                "setting": each.setting,
+                "text": each.text,
+            }
+            for each in found.advice
+        ],
+        "partitions": [log_row(each, found.now_ms) for each in logs.rows],
+        "runs": [asdict(each) for each in found.runs[-RUNS_SHOWN:]],
+        "page": logs.number,
+        "pages": logs.last,
+    }

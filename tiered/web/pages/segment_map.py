@@ -32,17 +32,9 @@ STRIP = 24
 TOPS = {"local": 8, "remote": 52}
 HEIGHTS = {"local": STRIP, "both": 16, "remote": STRIP, "compacted": 18, "expired": 5, "hole": 2}
 COMPACTED_LEAST = 10  # the height of a segment with almost no records left
-KINDS = ("local", "both", "remote", "compacted", "expired", "hole")
+KINDS = tuple(HEIGHTS)
 _WEIGHTS = {"local": 4, "expired": 3, "compacted": 2, "both": 1, "remote": 1, "hole": 0}
-_MEANINGS = {
-    "local": "on this disk only",
-    "both": "on the disk and in the bucket",
-    "remote": "in the bucket",
-    "compacted": "in the bucket, compacted: a lower bar has fewer records",
-    "expired": "below the log start, unlinked next",
-    "hole": "no segment: no records were left",
-}
-Row: TypeAlias = tuple[int, int, int | None, str, float]  # base offset, next offset, newest record, kind, records left
+Segment: TypeAlias = SegmentInfo | SegmentEntry | PageEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +110,7 @@ def segment_map(snapshot: PartitionSnapshot, window: Window, here: str) -> Html:
         words=f"Offsets {window.start:,} to {window.stop:,}: {segments}",
         offsets=_tiers(local, stored, window.start, window.stop),
         times=_over_time(snapshot, window),
-        kinds=[(kind, HEIGHTS[kind], _MEANINGS[kind]) for kind in KINDS if any(each.kind == kind for each in pieces)],
+        kinds=[(kind, HEIGHTS[kind]) for kind in KINDS if any(each.kind == kind for each in pieces)],
     )
 
 
@@ -218,18 +210,14 @@ def _tiers(local: Sequence[Piece], stored: Sequence[Piece], begin: int, end: int
 
 def _over_time(snapshot: PartitionSnapshot, window: Window) -> dict[str, object] | None:
     """Each segment from the newest record before it to its own newest; None without two different times."""
-    here = [
-        (each.base_offset, each.next_offset, each.max_timestamp_ms, _local_kind(snapshot, each), 1.0)
-        for each in snapshot.segments
-    ]
-    there = [
-        (each.base_offset, each.next_offset, each.max_timestamp_ms, remote_kind(snapshot, each), records_left(each))
-        for each in snapshot.committed_parts
-    ]
-    first = [each.min_timestamp_ms for each in snapshot.committed_parts if each.min_timestamp_ms is not None]
-    reached = _reached([*here, *there])
-    seen = ([row for row in rows if window.holds(row[0], row[1])] for rows in (here, there))
-    local, stored = (_timed(rows, reached, min(first, default=None)) for rows in seen)
+    parts = snapshot.committed_parts
+    first_ms = min((each.min_timestamp_ms for each in parts if each.min_timestamp_ms is not None), default=None)
+    reached = _reached((*snapshot.segments, *parts))
+    seen = (
+        [each for each in some if window.holds(each.base_offset, each.next_offset)]
+        for some in (snapshot.segments, parts)
+    )
+    local, stored = (_timed(snapshot, some, reached, first_ms) for some in seen)
     times = [at for piece in [*local, *stored] for at in (piece.start, piece.stop)]
     if not times or min(times) == max(times):
         return None
@@ -241,24 +229,33 @@ def _over_time(snapshot: PartitionSnapshot, window: Window) -> dict[str, object]
     }
 
 
-def _reached(rows: Iterable[Row]) -> list[tuple[int, int]]:
+def _reached(segments: Iterable[Segment]) -> list[tuple[int, int]]:
     """(next offset, the newest time of all records before it), ascending."""
     found: list[tuple[int, int]] = []
-    for _, next_offset, newest, *_ in sorted(rows, key=lambda row: row[1]):
-        if newest is not None:
-            found.append((next_offset, max(newest, found[-1][1]) if found else newest))
+    for each in sorted(segments, key=lambda each: each.next_offset):
+        if (newest := each.max_timestamp_ms) is not None:
+            found.append((each.next_offset, max(newest, found[-1][1]) if found else newest))
     return found
 
 
-def _timed(rows: Iterable[Row], reached: Sequence[tuple[int, int]], first_ms: int | None) -> list[Piece]:
+def _timed(
+    snapshot: PartitionSnapshot, segments: Iterable[Segment], reached: Sequence[tuple[int, int]], first_ms: int | None
+) -> list[Piece]:
     """Time ranges in offset order; empty for a segment that is not newer than all records before it."""
     found: list[Piece] = []
-    for base_offset, _, newest, kind, remaining_share in sorted(rows, key=lambda row: row[0]):
-        if newest is not None:
-            at = bisect_right(reached, base_offset, key=lambda each: each[0]) - 1
+    for each in sorted(segments, key=lambda each: each.base_offset):
+        if (newest := each.max_timestamp_ms) is not None:
+            at = bisect_right(reached, each.base_offset, key=lambda each: each[0]) - 1
             start = reached[at][1] if at >= 0 else min(newest, first_ms if first_ms is not None else newest)
-            found.append(Piece(start, max(start, newest), kind, remaining_share))
+            found.append(Piece(start, max(start, newest), *_kind_of(snapshot, each)))
     return found
+
+
+def _kind_of(snapshot: PartitionSnapshot, segment: Segment) -> tuple[str, float]:
+    """Return the KINDS value of a segment, and the share of its offsets that still have a record."""
+    if isinstance(segment, SegmentInfo):
+        return _local_kind(snapshot, segment), 1.0
+    return remote_kind(snapshot, segment), records_left(segment)
 
 
 def _local_kind(snapshot: PartitionSnapshot, segment: SegmentInfo) -> str:

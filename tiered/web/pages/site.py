@@ -19,26 +19,31 @@ import msgspec
 
 from local.errors import InvalidRequest, LogError, NotFound
 from local.storage import DiskStorage, Storage
+from tiered.plans.planning import PricedPlan, priced_plan
 from tiered.status.status_report import StatusReport, status_report
 from tiered.status.tier_history import read_series, still_there
-from tiered.web.html import SOON_S, DataAge, asset, render
-from tiered.web.pages.history import HistoryData
-from tiered.web.pages.maintenance import (
+from tiered.web.html import HTML_TYPE, SOON_S, Answered, DataAge, asset, render
+from tiered.web.pages.manager_cache import DEADLINE_S, DataLoader, Loaded, ManagerCache, data_age
+from tiered.web.pages.overview import (
+    HistoryData,
     Selection,
     compaction_data,
     compaction_facts,
     compaction_page,
+    found_topics,
+    overview,
+    partition_facts,
+    partition_page,
     plan_facts,
     plan_page,
+    problems_page,
+    topic_page,
 )
-from tiered.web.pages.manager_cache import DEADLINE_S, DataLoader, Loaded, ManagerCache, PageDeadline, data_age
-from tiered.web.pages.overview import found_topics, overview, partition_facts, partition_page, problems_page, topic_page
 
 if TYPE_CHECKING:
     from policies.snapshot import PartitionSnapshot
     from tiered.manager.manager import LogManager
     from tiered.node.topic_registry import Topic
-    from tiered.plans.planning import PricedPlan
     from tiered.web.pages.cost_page import Laboratory
 
 CACHE_MS = 2000
@@ -46,7 +51,6 @@ HISTORY_CACHE_MS = 10_000  # notes are taken every five minutes
 _log = logging.getLogger(__name__)
 SCHEMA_VERSION = 1
 QUERY_MAX = 2000  # characters of a query that are read
-HTML_TYPE = "text/html; charset=utf-8"
 JSON_TYPE = "application/json"
 _ASSETS = {  # content type, and file in this folder
     "/page.css": ("text/css; charset=utf-8", "page.css"),
@@ -56,7 +60,6 @@ _ASSETS = {  # content type, and file in this folder
     "/lab.js": ("text/javascript; charset=utf-8", "lab.js"),
 }
 
-Answered = tuple[HTTPStatus, str, str]  # status, content type, body
 Query = Mapping[str, str]
 T = TypeVar("T")
 
@@ -152,25 +155,25 @@ class Site:
                 )
         raise NotFound("page not found", path=path)
 
-    def _overview(self, report: StatusReport, query: Query, age: DataAge, deadline: PageDeadline) -> str:
+    def _overview(self, report: StatusReport, query: Query, age: DataAge, deadline: float) -> str:
         history = self._history(None, deadline) if report.topics else None
         has_remote = self._cache.config.remote_url is not None
         return overview(report, query, has_remote=has_remote, age=age, history=history)
 
     def _load(
-        self, key: str, read: Callable[[LogManager], T], deadline: PageDeadline | None = None, keep_ms: int = CACHE_MS
+        self, key: str, read: Callable[[LogManager], T], deadline: float | None = None, keep_ms: int = CACHE_MS
     ) -> Loaded[T]:
         return self._cache.load(self._loader, key, read, keep_ms=keep_ms, deadline=deadline)
 
-    def _all(self, deadline: PageDeadline) -> Loaded[StatusReport]:
+    def _all(self, deadline: float) -> Loaded[StatusReport]:
         return self._load("status", lambda manager: self._report(manager, None), deadline)
 
-    def _history(self, topic: str | None, deadline: PageDeadline) -> HistoryData | None:
+    def _history(self, topic: str | None, deadline: float) -> HistoryData | None:
 
         def read() -> HistoryData:
             disk = self._storage or DiskStorage()
             series = read_series([(disk, root) for root in self._cache.config.data_dirs])
-            with self._cache.manager() as manager:
+            with self._cache.seen() as (manager, _):
                 return HistoryData(series=series, still=still_there(manager, None if topic is None else [topic]))
 
         key = "past" if topic is None else f"past/{topic}"
@@ -182,14 +185,12 @@ class Site:
 
     def _plan(self, selection: Selection) -> Loaded[PricedPlan]:
         def read(manager: LogManager) -> PricedPlan:
-            from tiered.plans.planning import priced_plan
-
             at_ms, topics = self._now_ms() + (selection.after_ms or 0), [selection.topic] if selection.topic else None
             return priced_plan(manager, at_ms, topics, overrides=dict(selection.settings), may_ask=False)
 
         return self._load(f"plan?{selection.key}", read)
 
-    def _topic(self, topic: str, deadline: PageDeadline) -> Loaded[tuple[StatusReport, Topic]]:
+    def _topic(self, topic: str, deadline: float) -> Loaded[tuple[StatusReport, Topic]]:
         return self._load(
             f"topic/{topic}",
             lambda manager: (self._report(manager, topic), manager.topics.get(topic)),

@@ -15,7 +15,7 @@ from tiered.service.worker import Worker
 from tiered.status.tier_history import DAY_MS, FILE, TierPoint, TierSeries, history_of
 from tiered.web.charts import bytes_label, dollars_label, thinned, time_ticks
 from tiered.web.html import render_bare
-from tiered.web.pages.history import SPANS, HistoryData, history_section, requested_span
+from tiered.web.pages.overview import SPANS, HistoryData, history_section, requested_span
 
 FIVE = 5 * 60_000
 GIB = 1 << 30
@@ -149,7 +149,7 @@ def test_default_span_is_the_shortest_that_covers_all_notes(age_ms: int | None, 
 
 
 def test_ticks_are_few_and_at_whole_hours_days_and_months() -> None:
-    for span, _ in SPANS.values():
+    for span, *_ in SPANS.values():
         for shift in range(0, 40 * DAY_MS, 7 * HOUR + 1):
             ticks = time_ticks(NOW + shift - span, NOW + shift)
             assert 1 <= len(ticks) <= 6

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
+from types import SimpleNamespace
 
 import pytest
 from manager_world import NOW, TIERED, SwitchableStore, World, send, settle
@@ -25,7 +26,6 @@ from tiered.web.pages.manager_cache import (
     DataLoader,
     Loaded,
     ManagerCache,
-    PageDeadline,
     data_age,
     silent_store,
 )
@@ -272,15 +272,15 @@ def test_old_read_only_open_is_replaced_and_closed_after_its_last_use(world: Wor
             return new
 
         looks = ManagerCache(manager.config, opened, clock)
-        with looks.manager() as first:
+        with looks.seen() as (first, _):
             clock.now += FRESH_MS - 1
-            with looks.manager() as same:
+            with looks.seen() as (same, _):
                 assert same is first
             clock.now += 1
-            with looks.manager():
+            with looks.seen():
                 pass
             ended("tiered-look")
-            with looks.manager() as newer:
+            with looks.seen() as (newer, _):
                 assert newer is not first, "a newer read-only open must replace the old one"
             assert closed == [], "the old one is still in use, so it must stay open"
         assert closed == [first]
@@ -334,7 +334,7 @@ def test_manager_that_opens_after_the_pages_closed_is_closed_too(world: World) -
         looks = ManagerCache(manager.config, opened, clock)
 
         def ask() -> None:
-            with pytest.raises(Unavailable), looks.manager():
+            with pytest.raises(Unavailable), looks.seen():
                 pass
 
         waiting = threading.Thread(target=ask)
@@ -347,11 +347,11 @@ def test_manager_that_opens_after_the_pages_closed_is_closed_too(world: World) -
         waiting.join()
 
 
-def test_page_with_two_reads_waits_for_one_deadline_in_total() -> None:
+def test_page_with_two_reads_waits_for_one_deadline_in_total(monkeypatch: pytest.MonkeyPatch) -> None:
     passed = [0.0]
-    deadline = PageDeadline(30, lambda: passed[0])
+    monkeypatch.setattr(looks_module, "time", SimpleNamespace(monotonic=lambda: passed[0]))
     found, hangs = DataLoader(Clock(), deadline_s=30), Hanging()
-    began = time.monotonic()
+    began, deadline = time.monotonic(), found.deadline()
     try:
         assert found.get("measured", lambda: "late", deadline=deadline).value == "late"
         passed[0] = 30
@@ -360,7 +360,7 @@ def test_page_with_two_reads_waits_for_one_deadline_in_total() -> None:
     finally:
         hangs.may_go.set()
     assert time.monotonic() - began < 20, "the second read must have no time left"
-    assert found.deadline().remaining_s() > 0, "the next request must have its own deadline"
+    assert found.deadline() == 60, "the next request must have its own deadline"
 
 
 # -- age of the data

@@ -15,9 +15,8 @@ from manager_world import NOW, World
 from raw_clients import LIMIT_S, SECRET, Raw, ask, echo, served
 
 from local.errors import Unavailable
-from tiered.web.http.application import MANIFEST_BYTES_MAX, Answering
-from tiered.web.http.server import COOKIE, FORM_MAX, Gate, WebServer
-from tiered.web.http.serving import CONNECTIONS_MAX, BoundConnection
+from tiered.web.http.server import COOKIE, FORM_MAX, Answering, Gate, WebServer
+from tiered.web.http.serving import CONNECTIONS_MAX, MANIFEST_BYTES_MAX, BoundConnection
 from tiered.web.pages.site import Site
 
 TOKEN = "a token of some length"

@@ -14,7 +14,7 @@ from manager_world import NOW, World
 from local.errors import Unavailable
 from remote.store.memory_store import MemoryStore
 from tiered.stores.store_check import StoreClock
-from tiered.web.http.application import Answering
+from tiered.web.http.server import Answering
 from tiered.web.pages.manager_cache import DataLoader, ManagerCache
 
 HERE = (HTTPStatus.OK, "text/plain", "here")
@@ -53,9 +53,9 @@ def test_read_only_open_works_again_after_a_failed_thread_start() -> None:
     world = World()
     with world.open() as manager:
         looks = ManagerCache(manager.config, lambda: world.open(read_only=True), lambda: NOW)
-        with no_threads(), pytest.raises(Unavailable, match="no free thread"), looks.manager():
+        with no_threads(), pytest.raises(Unavailable, match="no free thread"), looks.seen():
             pass
-        with looks.manager() as found:
+        with looks.seen() as (found, _):
             assert found.topics.all() == []
         looks.close()
 
