@@ -101,20 +101,15 @@ def broker_settings(entries: Sequence[Entry]) -> dict[str, str]:
     return settings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ignored:
-    entry: Entry
-    why: str
-
-
-def without_effect(entries: Sequence[Entry]) -> list[Ignored]:
+def without_effect(entries: Sequence[Entry]) -> list[tuple[Entry, str]]:
+    """Return the entries that set nothing, and why."""
     overriding = dict(_overridden(entries))
     found = []
     for each in entries:
         if _our_name(each.name) is None:
-            found.append(Ignored(entry=each, why=broker_only(each.name) or "it is not a setting of tiered"))
+            found.append((each, broker_only(each.name) or "it is not a setting of tiered"))
         elif (other := overriding.get(each)) is not None:
-            found.append(Ignored(entry=each, why=f"{other.name} in line {other.line} overrides it"))
+            found.append((each, f"{other.name} in line {other.line} overrides it"))
     return found
 
 

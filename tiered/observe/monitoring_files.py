@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 from importlib.resources import files
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -25,18 +25,11 @@ PINS = "*/meta/pin/*"
 NAMED = ("*/data/*", "*/view/*", "*/meta/spill/*")  # objects that a manifest may name, so possible orphans
 
 
-class Severity(Enum):
-    """Urgency: immediate action, or a ticket."""
-
-    PAGE = "page"
-    TICKET = "ticket"
-
-
 class Alert(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One alert of ``alerts.toml``. `expr` is PromQL, with placeholders for limits, and must hold for `lasts`."""
 
     name: str
-    severity: Severity
+    severity: Literal["page", "ticket"]  # immediate action, or a ticket
     lasts: str
     expr: str
     summary: str
@@ -80,7 +73,7 @@ def alert_rules(limits: Limits | None = None, *, runbooks_url: str = RUNBOOKS_UR
             f"        expr: {json.dumps(alert.expr.format(**values))}",
             f"        for: {alert.lasts}",
             "        labels:",
-            f"          severity: {alert.severity.value}",
+            f"          severity: {alert.severity}",
             "        annotations:",
             f"          summary: {json.dumps(alert.summary)}",
             f"          runbook_url: {json.dumps(f'{runbooks_url}/{alert.page}.md')}",

@@ -147,7 +147,11 @@ def status_report(
     reported = work.troubles if work is not None else ()
     known = {each.name: each for each in reported if names is None or each.topic is None or each.topic in names}
     if work is not None and not (work.is_at_work(now_ms) and holder in (None, work.pid)):
-        known = {name: each for name, each in known.items() if not _is_back(each, found, errors)}
+        # An offline directory may be readable again; no other problem can be disproved.
+        back = {name for name in found if name not in errors}
+        known = {
+            name: each for name, each in known.items() if each.code != ErrorCode.DIRECTORY_OFFLINE or name not in back
+        }
     problems = [
         *_offline(manager),
         *_of_node(known.pop(None, None), roots[0]),
@@ -252,15 +256,6 @@ def _of_node(reported: ReportedProblem | None, root: str) -> Iterable[Problem]:
         is_clock = reported.code == ErrorCode.CLOCK_JUMPED
         step = _SET_CLOCK if is_clock else reported.next_step or step_of(reported.kind, {})
         yield replace(reported.problem(root), next_step=step)
-
-
-def _is_back(
-    reported: ReportedProblem,
-    found: Mapping[TopicPartition, PartitionStatus],
-    errors: Mapping[TopicPartition, LogError],
-) -> bool:
-    """Return whether a reported offline directory is readable again; no other problem can be disproved."""
-    return reported.code == ErrorCode.DIRECTORY_OFFLINE and reported.name in found and reported.name not in errors
 
 
 def _of_partitions(

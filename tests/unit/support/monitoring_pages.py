@@ -42,7 +42,7 @@ def runbook_commands(alert: Alert) -> list[str]:
 
 def runbook_index() -> str:
     rows = "\n".join(
-        f"| [{_title(each)}]({each.page}.md)<br>`{each.name}` | {each.severity.value} | {_condition(each)} |"
+        f"| [{_title(each)}]({each.page}.md)<br>`{each.name}` | {each.severity} | {_condition(each)} |"
         for each in ALERTS
     )
     return (
@@ -83,7 +83,7 @@ def _with_alert(page: str, alert: Alert) -> str:
     _, section, rest = page.partition(f"\n## {SECTIONS[0]}\n")
     expr = alert.expr.format(**asdict(Limits()))
     return (
-        f"# {_title(alert)}\n\nAlert `{alert.name}`, severity {alert.severity.value}. "
+        f"# {_title(alert)}\n\nAlert `{alert.name}`, severity {alert.severity}. "
         f"It fires when this holds for {alert.lasts}:\n\n```promql\n{expr}\n```\n{section}{rest}"
     )
 

@@ -16,7 +16,7 @@ from tiered.cli.render import Result, Struct, print_result, text
 from tiered.cli.session import Session, now_ms, store_options
 
 if TYPE_CHECKING:
-    from tiered.health.broker_file import Ignored
+    from tiered.health.broker_file import Entry
 
 
 @command("init", example="init logs --remote s3://my-bucket/logs")
@@ -70,7 +70,7 @@ def init(
     session.say(f"next: tiered {'' if place == '.' else f'-C {shlex.quote(place)} '}topic create NAME")
 
 
-def _defaults(broker_file: str | None) -> tuple[dict[str, str], list[Ignored]]:
+def _defaults(broker_file: str | None) -> tuple[dict[str, str], list[tuple[Entry, str]]]:
     if broker_file is None:
         return {}, []
     from tiered.health.broker_file import broker_settings, read_entries, without_effect
@@ -79,9 +79,9 @@ def _defaults(broker_file: str | None) -> tuple[dict[str, str], list[Ignored]]:
     return broker_settings(entries), without_effect(entries)
 
 
-def _print_ignored(session: Session, broker_file: str | None, ignored: Sequence[Ignored]) -> None:
-    for each in ignored:
-        session.say(f"no effect: {each.entry.name} ({broker_file}:{each.entry.line}): {each.why}")
+def _print_ignored(session: Session, broker_file: str | None, ignored: Sequence[tuple[Entry, str]]) -> None:
+    for entry, why in ignored:
+        session.say(f"no effect: {entry.name} ({broker_file}:{entry.line}): {why}")
 
 
 def _file_above(path: str) -> str | None:

@@ -112,16 +112,12 @@ class Site:
             return _encoded({**asdict(age), **facts(loaded.value)}) if is_json else page(loaded.value, age)
 
         match [unquote(each) for each in path.strip("/").split("/") if each]:
-            case []:
+            case [] | ["troubles"] as section:
                 return form(
-                    self._all(deadline),
-                    lambda report, age: self._overview(report, query, age, deadline),
-                    lambda report: found_topics(report, query),
-                )
-            case ["troubles"]:
-                return form(
-                    self._all(deadline),
-                    lambda report, age: problems_page(report, query, age),
+                    self._load("status", lambda manager: self._report(manager, None), deadline),
+                    lambda report, age: (
+                        problems_page(report, query, age) if section else self._overview(report, query, age, deadline)
+                    ),
                     lambda report: found_topics(report, query),
                 )
             case ["plan"]:
@@ -164,9 +160,6 @@ class Site:
         self, key: str, read: Callable[[LogManager], T], deadline: float | None = None, keep_ms: int = CACHE_MS
     ) -> Loaded[T]:
         return self._cache.load(self._loader, key, read, keep_ms=keep_ms, deadline=deadline)
-
-    def _all(self, deadline: float) -> Loaded[StatusReport]:
-        return self._load("status", lambda manager: self._report(manager, None), deadline)
 
     def _history(self, topic: str | None, deadline: float) -> HistoryData | None:
 
