@@ -92,8 +92,7 @@ def _read_pinned(actor: Actor, store: GatedStore, pin: Pin, manifest: Manifest, 
     """
     race = actor.race
     try:
-        at = {"sequence": pin.sequence, "commit_id": pin.commit_id, "holder": pin.holder}
-        again = pinned_log(store, truth.prefix, **at).load()  # type: ignore[arg-type]
+        again = pinned_log(store, truth.prefix, pin).load()  # type: ignore[arg-type]
         assert again == manifest, f"another manifest under the pinned name: {again.commit_id}, not {manifest.commit_id}"
         index = MetadataIndex(manifest, Pages(store, truth.prefix).entries)  # type: ignore[arg-type]
         entries = [*index.entries_with_dead(0, 1 << 62), *manifest.view_entries]

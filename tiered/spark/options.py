@@ -18,10 +18,13 @@ from importlib.resources import files
 from operator import or_
 from typing import Any
 
+import msgspec
+
 from local.errors import InvalidRequest
 from local.names import TopicPartition, check_topic, check_topic_id
 from policies.cost.prices import BUILT_IN, PriceTable
 from remote.external.external_layout import LayoutOptions
+from remote.gc.pins import Pin
 from remote.keys import check_view
 from tiered.config.properties import IMMUTABLE, PROPERTIES, canonical, parse
 from tiered.config.units import parse_bytes, parse_ms
@@ -233,7 +236,7 @@ class ReadOptions:
     view: str | None
     pin_ms: int | None
     must_pin: bool
-    pins: Mapping[str, Mapping[str, object]]
+    pins: Mapping[str, Pin]
     layout: LayoutOptions
 
 
@@ -480,11 +483,9 @@ def _pin_ms(options: GivenOptions) -> int | None:
     return options.number("pin", Kind.MS)
 
 
-def _pins(options: GivenOptions) -> dict[str, Mapping[str, object]]:
-    found: dict[str, Mapping[str, object]] = {}
-    for prefix, pin in options.json("pins").items():
-        if not isinstance(pin, dict):
-            wrong = "it is not a result of tiered.spark.source.pinned_snapshots.pinned"
-            raise options.wrong("pins", wrong, options.text("pins"))
-        found[prefix] = pin
-    return found
+def _pins(options: GivenOptions) -> dict[str, Pin]:
+    try:
+        return msgspec.convert(options.json("pins"), dict[str, Pin])
+    except msgspec.ValidationError as error:
+        wrong = "it is not a result of tiered.spark.source.pinned_snapshots.pinned"
+        raise options.wrong("pins", wrong, options.text("pins")) from error

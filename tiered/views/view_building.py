@@ -10,7 +10,7 @@ Order of effects, and the state after a crash (on a disk: `tiered.read.view_plac
 | step | effect | after a crash here |
 |---|---|---|
 | 1 | a commit notes the running build | old view; the next writer sees that the run was interrupted |
-| 2 | pass one reads (`tiered.views.view_survivors`) | the same |
+| 2 | pass one reads (`Survivors`) | the same |
 | 3 | pass two writes and uploads part after part (`ViewParts`) | the same, and objects of an old epoch |
 | 4 | one commit switches horizon, entries and figures and unlinks old objects | new view |
 
@@ -28,9 +28,10 @@ The new horizon covers only records that cannot be lost:
 from __future__ import annotations
 
 import logging
+import random
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -38,13 +39,17 @@ from numpy.typing import NDArray
 
 from local import kernels
 from local.cleaner.offset_map import Buffer
-from local.errors import CleaningAborted, Conflict, InvalidRequest, LogError
-from local.format.batch_header import HEADER_BYTES, TRANSACTIONAL, seal
-from local.format.columns import BatchTable
+from local.errors import CleaningAborted, Conflict, Corrupt, InvalidRequest, LogError
+from local.format.batch_header import CONTROL, HEADER_BYTES, TRANSACTIONAL, seal
+from local.format.columns import BatchTable, Columns
+from local.format.crc32c import crc32c
 from local.index.index_files import build_indexes
+from local.index.txn_index import AbortedTransaction
 from local.kernels.pure_kernels import DROP, REBUILD, VERBATIM
+from local.kernels.pure_key_map import SLOT_BYTES
 from local.log.checkpoints import encode_epochs
 from local.names import CLEANED, LOG, segment_file
+from local.records.isolation import aborted_batches
 from local.segment.segment import RELATIVE_OFFSET_MAX
 from local.storage import Storage, StorageFile, join
 from remote.gc.object_deletion import DeleteReason, delete_objects
@@ -57,12 +62,15 @@ from tiered.partition.partition import Partition
 from tiered.partition.segment_inspection import SegmentInspector
 from tiered.read.reader import TieredReader, segment_runs
 from tiered.read.view_places import Basis, BucketPlace, DiskPlace, ViewPlace
-from tiered.views.view_survivors import NewRecords, Stream, Survivors
 
 _log = logging.getLogger(__name__)
 PART_BYTES_MAX = 2**31 - 1  # positions in an offset index are int32
 PARTS_WANTED = VIEW_ROWS_MAX // 4  # as many entries leave every manifest small
 Upload = Callable[[SegmentToCopy], SegmentEntry]
+KEY_RANGES_MAX = 1 << 16  # with this many parts, any useful buffer holds the keys of one
+_HASH_SPREAD = 0x9E3779B1  # odd; Kafka's partitioner used the hash's low bits: within a partition they hardly differ
+Runs = Callable[[], Iterable[memoryview]]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -399,3 +407,172 @@ def _without_transactions(data: bytes) -> bytes:
         else:
             parts.append(bytes(batch))
     return b"".join(parts)
+
+
+# Pass one of a view: the exact set of records that stay, for any number of keys. It writes nothing.
+#
+# There are two input streams: the *new* records, the log from the old view's horizon up to the new one, and the *old*
+# records of the old view. The result is a bit for each record of either, in the order of the streams.
+#
+# | record, the first line that holds | stays |
+# |---|---|
+# | a transaction marker, or of an aborted transaction, or outside the range | no |
+# | without a key | as `compaction.view.retain.null.key` says (Pulsar) |
+# | a newer record of its key is among the new ones | no |
+# | a null value: the key was deleted, and no older record is left for it to hide | no |
+# | an empty value, where `compaction.view.empty.value.deletes` says that it deletes (Pulsar) | no |
+# | any other | yes |
+#
+# Only keys of new records are held in memory (`kernels.KeyMap`; it compares keys, not only their hashes). If they do
+# not fit the buffer, their hash splits them into halves, again and again, each with its own pass over both streams. A
+# bit that an abandoned pass cleared stays cleared: it was cleared for a newer record of that very key. So every buffer
+# size gives the same result.
+#
+# Memory: the buffer, two bits a record, one run of the stream and one step of it inflated (`kernels.STEP_BYTES`). The
+# content of the streams must not change between two passes. Their batches are compared; a difference is a Conflict.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRecords:
+    """The records in ``[start, upto)``. `runs` yields the same whole batches each time; `count_max` bounds the keys."""
+
+    runs: Runs
+    start: int
+    upto: int
+    aborted: Sequence[AbortedTransaction] = ()
+    count_max: int | None = None
+
+
+@dataclass(slots=True)
+class Stream:
+    """The state of one stream: a bit for each record, and the fingerprint of its batches."""
+
+    bits: NDArray[np.uint8] = field(default_factory=lambda: np.full(1024, 0xFF, np.uint8))
+    record_count: int = 0
+    size_bytes: int = 0
+    fingerprint: tuple[int, int] | None = None
+
+    def flags(self, first: int, count: int) -> Flags:
+        lo, skipped = first >> 3, first & 7
+        window = np.unpackbits(self.bits[lo : (first + count + 7) >> 3], bitorder="little")
+        return window[skipped : skipped + count].view(np.bool_)
+
+    def clear(self, first: int, removed: Flags) -> None:
+        if not removed.any():
+            return
+        lo, hi, skipped = first >> 3, (first + len(removed) + 7) >> 3, first & 7
+        window = np.unpackbits(self.bits[lo:hi], bitorder="little")
+        window[skipped : skipped + len(removed)][removed] = 0
+        self.bits[lo:hi] = np.packbits(window, bitorder="little")
+
+    def steps(self, runs: Runs, check: Callable[[], None]) -> Iterator[tuple[int, Columns]]:
+        """Yield (index of the first record, records) of one pass. Raises Conflict if an earlier pass read others."""
+        offsets_crc = counts_crc = following = size_bytes = 0
+        for data in runs():
+            check()
+            table = kernels.scan_batches(data, verify=False)
+            if table.problem is not None or table.has_legacy:
+                raise Corrupt("cannot build the view, a run is not whole batches of format 2", at=table.valid_bytes)
+            offsets_crc = crc32c(table.base_offsets.tobytes(), offsets_crc)
+            counts_crc = crc32c(table.record_counts.tobytes(), counts_crc)
+            size_bytes += len(data)
+            for columns in kernels.decode_in_steps(data, include_control=True, table=table):
+                first, following = following, following + len(columns)
+                self._reserve(following)
+                yield first, columns
+                del columns  # before the next step is inflated
+                check()
+        if self.fingerprint not in (None, (offsets_crc, counts_crc)):
+            raise Conflict("cannot build the view, the log changed during the build", records=following)
+        self.fingerprint, self.record_count, self.size_bytes = (offsets_crc, counts_crc), following, size_bytes
+
+    def _reserve(self, records: int) -> None:
+        need = (records + 7) >> 3
+        if need > len(self.bits):
+            more = max(need, 2 * len(self.bits)) - len(self.bits)
+            self.bits = np.concatenate((self.bits, np.full(more, 0xFF, np.uint8)))
+
+
+class Survivors:
+    """Decides which records stay. `keyless_count` of them have no key. The keys took `key_ranges` passes."""
+
+    def __init__(
+        self,
+        old: Runs,
+        new: NewRecords,
+        buffer: Buffer,
+        *,
+        retain_null_key: bool,
+        empty_deletes: bool,
+        check: Callable[[], None],
+    ) -> None:
+        """`check` is called between steps and may raise."""
+        self._least_bytes = 1 if empty_deletes else 0  # of a value that does not delete its key
+        self.old, self.new = Stream(), Stream()
+        self.keyless_count = self.key_ranges = 0
+        self._old_runs, self._source, self._retain_null_key, self._check = old, new, retain_null_key, check
+        self._buffer_bytes = buffer.size_bytes
+        # Half of the buffer for slots, at most for all records; the rest for copies of keys.
+        slots = max(2, buffer.size_bytes // 2 // SLOT_BYTES)
+        if new.count_max is not None:
+            slots = max(2, min(slots, int(new.count_max / buffer.load_factor) + 2))
+        self._slots, self._arena_bytes = slots, max(0, buffer.size_bytes - slots * SLOT_BYTES)
+        self._entries = max(1, min(self._slots - 1, int(self._slots * buffer.load_factor)))
+
+    def find(self) -> None:
+        """Decide all records. Raises Corrupt, Conflict for a changed stream, InvalidRequest for too small a buffer."""
+        pending = [(1, 0)]
+        while pending:
+            modulus, residue = pending.pop()
+            if self._settle(modulus, residue):
+                self.key_ranges += 1
+            elif modulus >= KEY_RANGES_MAX:
+                wrong = "cannot build the view, its keys do not fit in the buffer: raise log.cleaner.dedupe.buffer.size"
+                raise InvalidRequest(wrong, dedupe_buffer_bytes=self._buffer_bytes)
+            else:
+                pending += [(2 * modulus, residue + modulus), (2 * modulus, residue)]
+
+    def _settle(self, modulus: int, residue: int) -> bool:
+        seed = random.SystemRandom().getrandbits(63)
+        keys = kernels.KeyMap(self._slots, self._entries, arena_bytes_max=self._arena_bytes, seed=seed)
+        keyless = 0
+        for first, columns in self.new.steps(self._source.runs, self._check):
+            mapped, without_key = self._enter(keys, columns, first, modulus, residue)
+            if not mapped:
+                return False
+            keyless += without_key
+        for first, columns in self.old.steps(self._old_runs, self._check):
+            keyless += self._look_up(keys, columns, first)
+        self.keyless_count = keyless
+        return True
+
+    def _enter(
+        self, keys: kernels.KeyMap, columns: Columns, first: int, modulus: int, residue: int
+    ) -> tuple[bool, int]:
+        """(whether the keys of these new records fit; number of surviving records without a key)."""
+        table, ordinals = columns.table, columns.batch_ordinals
+        removed = (aborted_batches(table, self._source.aborted) | ((table.attributes & CONTROL) != 0))[ordinals]
+        removed |= (columns.offsets < self._source.start) | (columns.offsets >= self._source.upto)
+        has_key = columns.key_lengths >= 0
+        skip = removed if modulus == 1 else removed | ~_is_in(columns, modulus, residue)
+        starts, lengths = columns.key_starts, columns.key_lengths
+        if keys.add(columns.data, starts, lengths, skip, first, self.new.bits) < len(columns):
+            return False, 0
+        deleted = has_key & (columns.value_lengths < self._least_bytes)
+        keyless = ~removed & ~has_key
+        self.new.clear(first, removed | deleted | (~has_key & (not self._retain_null_key)))
+        return True, int(keyless.sum()) if self._retain_null_key else 0
+
+    def _look_up(self, keys: kernels.KeyMap, columns: Columns, first: int) -> int:
+        is_older = keys.find(columns.data, columns.key_starts, columns.key_lengths)
+        keyless = columns.key_lengths < 0
+        deleted = ~keyless & (columns.value_lengths < self._least_bytes)
+        self.old.clear(first, is_older | deleted | (keyless & (not self._retain_null_key)))
+        return int(keyless.sum()) if self._retain_null_key else 0
+
+
+def _is_in(columns: Columns, modulus: int, residue: int) -> Flags:
+    hashes = kernels.hash_keys(columns.data, columns.key_starts, columns.key_lengths).astype(np.uint64)
+    spread = ((hashes * np.uint64(_HASH_SPREAD)) & np.uint64(0xFFFFFFFF)) >> np.uint64(8)
+    found: Flags = spread % np.uint64(modulus) == residue
+    return found

@@ -41,8 +41,7 @@ from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.runner import Failures, Job, run_job
 from tiered.spark.jobs.runner import SparkRunner
 from tiered.spark.options import Bound, ReadOptions, parse_options
-from tiered.spark.source.planning import wall_ms
-from tiered.spark.source.splits import Split
+from tiered.spark.source.planning import Split, wall_ms
 
 if TYPE_CHECKING:
     import pyarrow as pa

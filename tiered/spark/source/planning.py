@@ -19,9 +19,14 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import pairwise
+from operator import itemgetter
+from typing import TypeVar
 
 from local.errors import AccessDenied, InvalidRequest, LogError, NotFound, OffsetOutOfRange
 from local.index import offset_index
@@ -41,17 +46,201 @@ from remote.manifest.view import CompactedView, find_view
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import KeyRing
 from remote.store import ObjectStore
+from tiered.jobs.runner import packed
 from tiered.read.external_partition import external_source
 from tiered.read.partition_source import PartitionSource
 from tiered.read.reader import TieredReader
 from tiered.read.view_reader import CompactedReader, lost_behind, no_view
 from tiered.spark.options import EARLIEST, LATEST, Bound, BoundKind, ReadOptions
-from tiered.spark.source.splits import Entries, PartitionRange, Split, plan_splits, side_by_side, with_others
 
 CACHE_BYTES = 64 << 20
 _log = logging.getLogger(__name__)
 _known_ends: dict[str, int] = {}  # by pin, in this process: its expiry as last seen
 Aborted = tuple[AbortedTransaction, ...]
+Entries = Sequence[tuple[int, int]]  # an offset index: (last offset of a batch, its position), ascending
+OFFSET_MAX = 2**63 - 1
+OTHERS = 8  # pins; of a thousand partitions, each is checked by one task in 125
+THREADS = 16  # requests in parallel; the driver waits for nothing else, and a store's client has 32 connections
+INDEX_THREADS = 8  # indexes of cut segments in parallel; a large segment's decoded index has tens of megabytes
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def side_by_side(work: Callable[[T], R], of: Iterable[T], threads_max: int = THREADS) -> list[R]:
+    """The results of `work`, computed in parallel, in order. Raises the first failure in that order."""
+    with ThreadPoolExecutor(threads_max, "tiered-plan") as threads:
+        return list(threads.map(work, of))  # after an error, map cancels the work that has not begun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Whole batches of one segment: the batches with last offsets in ``[from_last, upto_last)``.
+
+    By the offset index they are in the bytes ``[position, end_position)``. The offsets define the piece: a task
+    compares both positions with the batches there, so a wrong index entry cannot change it.
+    """
+
+    segment: SegmentEntry
+    position: int
+    end_position: int
+    from_last: int = 0
+    upto_last: int = OFFSET_MAX
+
+    @property
+    def size_bytes(self) -> int:
+        return self.end_position - self.position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRange:
+    """Offsets ``[start_offset, next_offset)`` of one partition to read, by the manifest `head_sequence`.
+
+    Records of the `aborted` transactions are left out. `layout` is the bucket's (`remote.external.external_layout`).
+    """
+
+    topic: str
+    partition: int
+    prefix: str
+    head_sequence: int
+    start_offset: int
+    next_offset: int
+    aborted: tuple[AbortedTransaction, ...] = ()
+    pin: Pin | None = None
+    layout: str = OURS.layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRange(ReadRange):
+    """One partition's part of a read; `segments` are the manifest's entries, ascending."""
+
+    segments: tuple[SegmentEntry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split(ReadRange):
+    """One task; drops records outside its offsets. It renews the pins of `others`, partitions of the same read."""
+
+    pieces: tuple[Piece, ...]
+    others: tuple[tuple[str, Pin], ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(piece.size_bytes for piece in self.pieces)
+
+
+def plan_splits(
+    ranges: Sequence[PartitionRange],
+    index_of: Callable[[PartitionRange, SegmentEntry], Entries],
+    *,
+    split_bytes: int,
+    partitions_min: int | None = None,
+    records_max: int | None = None,
+) -> list[Split]:
+    """Tasks that together hold every batch of `ranges` once, in the order of the ranges and their offsets.
+
+    A task has neighbouring pieces of one partition. A segment above `split_bytes` is cut at batch starts. `index_of`
+    returns a segment's offset index; it is called only for segments to cut, in parallel. `partitions_min`
+    makes smaller splits, as far as batches can be separated. `records_max` limits the offsets of a split.
+    """
+    ranges = [replace(each, segments=wanted_segments(each)) for each in ranges]
+    if partitions_min is not None:
+        total = sum(segment.size_bytes for each in ranges for segment in each.segments)
+        split_bytes = max(1, min(split_bytes, -(-total // partitions_min)))
+    if records_max is not None:
+        ranges = [part for each in ranges for part in _of_records(each, records_max)]
+    large = [(each, segment) for each in ranges for segment in each.segments if segment.size_bytes > split_bytes]
+
+    def cut_at_index(pair: tuple[PartitionRange, SegmentEntry]) -> list[Piece]:
+        (each, segment), entries = pair, index_of(*pair)
+        return list(_cut(trimmed(entries, segment, each.start_offset, each.next_offset), entries, split_bytes))
+
+    cut = iter(side_by_side(cut_at_index, large, INDEX_THREADS))
+    splits = []
+    for each in ranges:
+        pieces: list[Piece] = []
+        for segment in each.segments:
+            whole = Piece(segment=segment, position=0, end_position=segment.size_bytes)
+            pieces += next(cut) if segment.size_bytes > split_bytes else [whole]
+        splits += [_split(each, run) for run in packed(pieces, lambda piece: piece.size_bytes, split_bytes)]
+    return splits
+
+
+def wanted_segments(each: PartitionRange) -> tuple[SegmentEntry, ...]:
+    return tuple(
+        segment
+        for segment in each.segments
+        if segment.size_bytes
+        and max(segment.base_offset, each.start_offset) < min(segment.next_offset, each.next_offset)
+    )
+
+
+def _of_records(each: PartitionRange, records_max: int) -> Iterator[PartitionRange]:
+    span = each.next_offset - each.start_offset
+    shares = -(-span // records_max)
+    bounds = [each.start_offset + share * span // shares for share in range(shares + 1)] if span else []
+    for start, end in pairwise(bounds):
+        first = bisect_right(each.segments, start, key=lambda segment: segment.next_offset)
+        past = bisect_left(each.segments, end, key=lambda segment: segment.base_offset)
+        if first < past:
+            yield replace(each, start_offset=start, next_offset=end, segments=each.segments[first:past])
+
+
+def trimmed(entries: Entries, segment: SegmentEntry, start_offset: int, next_offset: int) -> Piece:
+    """The segment without leading and trailing batches that are outside the offsets by the index.
+
+    An entry names the last offset of the batch at its position: everything from the **following** entry on is above it.
+    An entry outside the segment, or before the other cut, cuts nothing.
+    """
+    first = bisect_right(entries, start_offset, key=itemgetter(0)) - 1
+    past = bisect_left(entries, next_offset - 1, key=itemgetter(0)) + 1
+    position = entries[first][1] if first >= 0 else 0
+    end_position = entries[past][1] if past < len(entries) else segment.size_bytes
+    if not 0 <= position < segment.size_bytes:
+        position = 0
+    if not position < end_position <= segment.size_bytes:
+        end_position = segment.size_bytes
+    return Piece(segment=segment, position=position, end_position=end_position)
+
+
+def is_partial(segment: SegmentEntry, start_offset: int, next_offset: int) -> bool:
+    return segment.base_offset < start_offset or segment.next_offset > next_offset
+
+
+def with_others(splits: Sequence[Split]) -> list[Split]:
+    """Add to each split up to OTHERS pins of other partitions, in rotation: their tasks may wait for hours."""
+    pins = list(dict.fromkeys((split.prefix, split.pin) for split in splits if split.pin is not None))
+    found, at = [], 0
+    for split in splits:
+        turn = [pins[(at + step) % len(pins)] for step in range(min(OTHERS, len(pins)))]
+        at += len(turn)
+        found.append(replace(split, others=tuple(each for each in turn if each[0] != split.prefix)))
+    return found
+
+
+def _cut(piece: Piece, entries: Entries, split_bytes: int) -> Iterator[Piece]:
+    """Equal shares up to `split_bytes`, as nearly as the index allows; an entry that does not ascend cuts nothing."""
+    shares = -(-piece.size_bytes // split_bytes)
+    inside = [entry for entry in entries if piece.position < entry[1] < piece.end_position]
+    starts = [position for _, position in inside]
+    position, from_last = piece.position, piece.from_last
+    for share in range(1, shares):
+        ideal = piece.position + share * piece.size_bytes // shares
+        at = bisect_left(starts, ideal)
+        if at == len(starts):
+            break
+        if starts[at] > position and inside[at][0] > from_last:
+            last = inside[at][0]
+            yield replace(piece, position=position, end_position=starts[at], from_last=from_last, upto_last=last)
+            position, from_last = starts[at], last
+    if position < piece.end_position:
+        yield replace(piece, position=position, from_last=from_last)
+
+
+def _split(each: PartitionRange, pieces: Sequence[Piece]) -> Split:
+    shared = {field.name: getattr(each, field.name) for field in fields(ReadRange)}
+    start, end = pieces[0].segment.base_offset, pieces[-1].segment.next_offset
+    shared["aborted"] = tuple(one for one in each.aborted if one.first_offset < end and one.last_offset >= start)
+    return Split(**shared, pieces=tuple(pieces))
 
 
 @dataclass(frozen=True)
@@ -75,7 +264,6 @@ class OpenPartition:
         keys: KeyRing,
         pin: Pin | None = None,
     ) -> OpenPartition:
-        """The partition by `metadata`, which has already read the manifest, if there is one."""
         remote = RemotePartition(store, name.prefix, cache, metadata=metadata, keys=keys)
         source = PartitionSource(name.topic_partition, None, remote, metadata)
         return OpenPartition(name, metadata.cached, source, options, pin)
@@ -336,14 +524,13 @@ def wall_ms() -> int:
 def seen_manifest(store: ObjectStore, prefix: str, options: ReadOptions, now_ms: int) -> tuple[MetadataLog, Pin | None]:
     """The metadata log of a partition, positioned at the manifest to read, and the pin of that manifest.
 
-    A partition of a deleted topic has no pin. Raises AccessDenied if a required pin cannot be written, and the error of
-    `MetadataLog.missing` for a partition without a manifest.
+    A partition of a deleted topic has no pin. Raises AccessDenied if a required pin cannot be written, NotFound without
+    a manifest.
     """
-    if (given := options.pins.get(prefix)) is not None:
-        pin = _pin_of(given)
-        pinned = pinned_log(store, prefix, sequence=pin.sequence, commit_id=pin.commit_id, holder=pin.holder)
+    if (held := options.pins.get(prefix)) is not None:
+        pinned = pinned_log(store, prefix, held)
         pinned.load()
-        return pinned, pin
+        return pinned, held
     metadata = MetadataLog(store, prefix)
     if metadata.refresh().deleted_ms is not None or options.pin_ms is None:
         return metadata, None
@@ -363,12 +550,11 @@ def seen_manifest(store: ObjectStore, prefix: str, options: ReadOptions, now_ms:
 
 
 class PinKeeper:
-    """Renews the pin of a task's split in the second half of its life. Not thread safe."""
+    """Renews the pin of a task's split in the second half of its life of `pin_ms`; None: never. Not thread safe."""
 
     def __init__(
         self, store: ObjectStore, prefix: str, pin: Pin | None, pin_ms: int | None, clock: Callable[[], int] = wall_ms
     ) -> None:
-        """`pin_ms` is the life of the pin after a renewal; with None only the pin's holder renews it."""
         self._store, self._prefix, self._clock = store, prefix, clock
         self._pin, self._pin_ms = pin if pin_ms is not None else None, pin_ms or 0
 
@@ -392,34 +578,23 @@ class PinKeeper:
         _known_ends[name] = later.expires_ms  # by the first pin's name, although the renewed pin has another one
 
 
-def _pin_of(given: Mapping[str, object]) -> Pin:
-    match given:
-        case {
-            "key": str(key),
-            "sequence": int(sequence),
-            "commit_id": str(commit_id),
-            "expires_ms": int(expires_ms),
-            "holder": str(holder),
-        }:
-            return Pin(key=key, sequence=sequence, commit_id=commit_id, expires_ms=expires_ms, holder=holder)
-    raise InvalidRequest("cannot read with Spark, invalid option, there is no pin", option="pins", value=dict(given))
-
-
-def pinned_log(store: ObjectStore, prefix: str, *, sequence: int, commit_id: str, holder: str) -> MetadataLog:
+def pinned_log(store: ObjectStore, prefix: str, pin: Pin) -> MetadataLog:
     """The metadata log of a pinned manifest. A read is one GET; NotFound if pin and manifest are deleted."""
-    return MetadataLog(store, prefix, source=_PinnedManifest(store, prefix, sequence, commit_id, holder))
+    return MetadataLog(store, prefix, source=_PinnedManifest(ManifestChain(store, prefix), prefix, pin))
 
 
+@dataclass(frozen=True)
 class _PinnedManifest:
-    def __init__(self, store: ObjectStore, prefix: str, sequence: int, commit_id: str, holder: str) -> None:
-        self._chain, self._sequence, self._commit_id = ManifestChain(store, prefix), sequence, commit_id
-        self._facts = {"prefix": prefix, "sequence": sequence, "holder": holder}
+    chain: ManifestChain
+    prefix: str
+    pin: Pin
 
     def newest(self, known: Manifest | None) -> Manifest:
-        found = known or self._chain.read(self._sequence)
-        if found is None or found.commit_id != self._commit_id:
+        found = known or self.chain.read(self.pin.sequence)
+        if found is None or found.commit_id != self.pin.commit_id:
             raise self.missing()
         return found
 
     def missing(self) -> LogError:
-        return NotFound("the pinned manifest does not exist, the pin has expired", **self._facts)
+        facts = {"prefix": self.prefix, "sequence": self.pin.sequence, "holder": self.pin.holder}
+        return NotFound("the pinned manifest does not exist, the pin has expired", **facts)

@@ -158,8 +158,7 @@ class SegmentsReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from remote.external.external_formats import external_format
         from tiered.inspect.segment_table import record_batches
-        from tiered.spark.source.planning import wall_ms
-        from tiered.spark.source.splits import side_by_side
+        from tiered.spark.source.planning import side_by_side, wall_ms
 
         run: list[RemotePartitionName] | Any = partition.value
         if run is None:  # Spark passes None for an empty list of partitions

@@ -42,14 +42,15 @@ from tiered.spark.options import StreamOptions
 from tiered.spark.source.planning import (
     CACHE_BYTES,
     OpenPartition,
+    Split,
     check_complete,
     chosen_partitions,
     listed_partitions,
     named_partitions,
+    side_by_side,
     splits_of,
     wall_ms,
 )
-from tiered.spark.source.splits import Split, side_by_side
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -36,8 +36,7 @@ from remote.store import ObjectStore
 from tiered.read.external_partition import ExternalPartition
 from tiered.read.reader import decoded, index_is_wrong, report_wrong_index, segment_runs, within
 from tiered.spark.options import ReadOptions
-from tiered.spark.source.planning import PinKeeper
-from tiered.spark.source.splits import OFFSET_MAX, Piece, Split, is_partial, trimmed
+from tiered.spark.source.planning import OFFSET_MAX, Piece, PinKeeper, Split, is_partial, trimmed
 
 WINDOW_BYTES = 8 << 20
 STEP_BYTES = 16 << 20  # of inflated batches in one step; a step is freed before the next one is inflated

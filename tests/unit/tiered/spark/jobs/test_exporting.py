@@ -14,7 +14,7 @@ from tiered.jobs.view_jobs import build_views, plan_views
 from tiered.spark.jobs.exporting import ExportedFile, ExportJob
 from tiered.spark.options import ReadOptions, parse_options
 from tiered.spark.source import task
-from tiered.spark.source.splits import Split
+from tiered.spark.source.planning import Split
 
 
 @pytest.fixture(scope="module")

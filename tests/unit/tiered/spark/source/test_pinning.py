@@ -30,7 +30,7 @@ def _pinned(store: MemoryStore) -> Pin:
 
 
 def _at(store: MemoryStore, pin: Pin) -> MetadataLog:
-    return pinned_log(store, PREFIX, sequence=pin.sequence, commit_id=pin.commit_id, holder=pin.holder)
+    return pinned_log(store, PREFIX, pin)
 
 
 def _another_under_the_name(store: MemoryStore, pin: Pin) -> None:

@@ -26,8 +26,7 @@ from remote.store.memory_store import MemoryStore
 from remote.upload.segment_upload import copy_segment
 from tiered.spark.options import parse_options
 from tiered.spark.source import planning, task
-from tiered.spark.source.planning import plan_read
-from tiered.spark.source.splits import THREADS
+from tiered.spark.source.planning import THREADS, plan_read
 
 pa = pytest.importorskip("pyarrow")
 ALL = tuple(task.TYPES)
