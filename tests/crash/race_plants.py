@@ -275,7 +275,7 @@ def _a_job_carries_its_uploads_into_the_next_epoch(patch: Patch) -> None:
 
 
 def _an_epoch_is_taken_from_anybody(patch: Patch) -> None:
-    patch.setattr(bucket_deletion, "_takeover_check", lambda plan, now_ms: lambda manifest: None)
+    patch.setattr(bucket_deletion, "_check_newest", lambda plan, now_ms, manifest: None)
 
 
 # --- forks, pauses ---------------------------------------------------------------------------------------------------

@@ -113,16 +113,9 @@ def plan_copy(
     reached = _reached(source, target, name, entries)
     known = settings(name.topic, manifest.properties)
     due = []
-    for entry in entries:
-        if entry.base_offset < reached:
-            continue
-        known_encoding = encoding_of_entry(entry, known)
-        encoding = EncodingChoice(
-            codec=known_encoding.codec if codec is None else codec,
-            key_id=known_encoding.key_id if key_id is None else key_id,
-            storage_class=storage_class,
-            level=known_encoding.level,
-        )
+    for entry in (each for each in entries if each.base_offset >= reached):
+        now = encoding_of_entry(entry, known)
+        encoding = replace(now, codec=codec or now.codec, key_id=key_id or now.key_id, storage_class=storage_class)
         due.append(CopyEntry(entry=entry, encoding=encoding))
     at_once = any(each.entry.cleaned_through is not None for each in due)
     costs = [cost_of([each.entry], each.encoding, prices) for each in due]
@@ -278,13 +271,9 @@ class CopyJob(BucketJob[CopyUnit, SegmentEntry, CopyOutcome]):
 
     def _finished(self, number: int, plan: CopyPlan) -> CopyOutcome:
         entries = self._committed[number]
-        outcome = CopyOutcome(
-            name=plan.name,
-            entries=len(entries),
-            size_bytes=sum(entry.size_bytes for entry in entries),
-            is_complete=len(entries) == len(plan.entries),
-        )
-        if not outcome.is_complete:
+        size_bytes, is_complete = sum(entry.size_bytes for entry in entries), len(entries) == len(plan.entries)
+        outcome = CopyOutcome(name=plan.name, entries=len(entries), size_bytes=size_bytes, is_complete=is_complete)
+        if not is_complete:
             return outcome
         finish_copy(self._to, plan, epoch=self._epochs[number], now_ms=self.now_ms())
         behind, differences = compare(self._from, self._to, plan.name)

@@ -36,8 +36,9 @@ The silence is a courtesy: a fenced writer loses work, but no record. Safety nee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from local.errors import Conflict
 from policies.decisions import DeletePage, DeletePending
@@ -118,7 +119,7 @@ def delete_pending(store: ObjectStore, plan: DeletionPlan, *, now_ms: int) -> Fr
     prefix, log = plan.name.prefix, MetadataLog(store, plan.name.prefix)
     found = log.refresh(exact=True)
     mark = AFTER_INGEST if found.writer_id.startswith(INGEST) else DELETION
-    manifest = log.take_over_if(mark + new_ulid(now_ms), now_ms, check_newest=_takeover_check(plan, now_ms))
+    manifest = log.take_over_if(mark + new_ulid(now_ms), now_ms, check_newest=partial(_check_newest, plan, now_ms))
     freed = _delete_due(store, log, manifest, plan, now_ms)
     upto = collectable_upto((log.cached or manifest).sequence, log.gc_boundary)
     if not upto:
@@ -163,17 +164,14 @@ def at_work(manifest: Manifest, now_ms: int) -> str | None:
     return None
 
 
-def _takeover_check(plan: DeletionPlan, now_ms: int) -> Callable[[Manifest], None]:
-    def check_newest(manifest: Manifest) -> None:
-        facts = {"partition": plan.name.topic_partition, "writer": manifest.writer_id, "epoch": manifest.epoch}
-        if manifest.epoch != plan.epoch:
-            wrong = "cannot delete objects of the partition, another writer took over"
-            raise Conflict(wrong, planned=plan.epoch, **facts)
-        why = None if plan.takes_over else at_work(manifest, now_ms)
-        if why:
-            raise Conflict(f"cannot delete objects of the partition, {why}", **facts)
-
-    return check_newest
+def _check_newest(plan: DeletionPlan, now_ms: int, manifest: Manifest) -> None:
+    facts = {"partition": plan.name.topic_partition, "writer": manifest.writer_id, "epoch": manifest.epoch}
+    if manifest.epoch != plan.epoch:
+        wrong = "cannot delete objects of the partition, another writer took over"
+        raise Conflict(wrong, planned=plan.epoch, **facts)
+    why = None if plan.takes_over else at_work(manifest, now_ms)
+    if why:
+        raise Conflict(f"cannot delete objects of the partition, {why}", **facts)
 
 
 def _due(manifest: Manifest, plan: DeletionPlan, now_ms: int) -> list[DeletePending | DeletePage]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import NamedTuple, Unpack
@@ -62,34 +62,32 @@ _MANIFEST = struct.Struct("<IqB")
 Numbers = NDArray[np.int64]
 
 
+@dataclass
 class GroupWork:
     """One attempt at one group; `directory` is empty and its own, and the caller removes it."""
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        plan: CompactionPlan,
-        group: RowGroup,
-        *,
-        storage: Storage,
-        directory: str,
-        keys: KeyRing = NO_KEYS,
-    ) -> None:
-        self._store, self._plan, self._group = store, plan, group
-        self._storage, self._directory, self._keys = storage, directory, keys
-        self._pace = CleanerThrottle(plan.name.topic_partition, lambda: False)
-        cache = ChunkCache(_CACHE_BYTES)
-        self._remote = RemotePartition(store, plan.name.prefix, cache, keys=keys)
+    store: ObjectStore
+    plan: CompactionPlan
+    group: RowGroup
+    _: KW_ONLY
+    storage: Storage
+    directory: str
+    keys: KeyRing = NO_KEYS
+
+    def __post_init__(self) -> None:
+        name = self.plan.name
+        self._pace = CleanerThrottle(name.topic_partition, lambda: False)
+        self._remote = RemotePartition(self.store, name.prefix, ChunkCache(_CACHE_BYTES), keys=self.keys)
 
     def newest_keys(self, buffer: Buffer) -> Iterator[KeyRun]:
         """Yield the newest record of each key in the group; with a small `buffer` perhaps some older ones.
 
         Raises NotFound if entries left the bucket since the plan, except expired ones; Corrupt for damaged bytes.
         """
-        self._group = self._without_expired()
-        segments = [self._fetched(entry) for entry in self._group.entries]
+        self.group = self._without_expired()
+        segments = [self._fetched(entry) for entry in self.group.entries]
         while segments:
-            newest, count = build_offset_map(segments, self._group.next_offset, self._group.aborted, buffer, self._pace)
+            newest, count = build_offset_map(segments, self.group.next_offset, self.group.aborted, buffer, self._pace)
             for segment in segments[: max(count, 1)]:
                 yield from self._keys_of(segment, newest if count else None)  # None: the first one does not fit
                 self._removed(segment)
@@ -104,12 +102,12 @@ class GroupWork:
             for columns in kernels.decode_in_steps(mapped[start:end], include_control=True):
                 wanted = _keyed(columns)
                 if bits is None:
-                    wanted &= ~aborted_batches(columns.table, self._group.aborted)[columns.batch_ordinals]
+                    wanted &= ~aborted_batches(columns.table, self.group.aborted)[columns.batch_ordinals]
                 else:
                     wanted &= _flags(bits[0], first, len(columns))
                 first += len(columns)
                 starts, lengths = columns.key_starts[wanted], columns.key_lengths[wanted]
-                low, high = digest_keys(columns.data, starts, lengths, self._plan.secret)
+                low, high = digest_keys(columns.data, starts, lengths, self.plan.secret)
                 yield KeyRun(low, high, columns.offsets[wanted])
                 del columns  # before the next step is decompressed
 
@@ -119,12 +117,12 @@ class GroupWork:
         `newest` are the offsets of newest records, ascending: all of the group, and perhaps others. After an error the
         uploads of this attempt are deleted if possible; no manifest names them.
         """
-        plan, group = self._plan, self._without_expired()
+        plan, group = self.plan, self._without_expired()
         if not group.entries:
             return GroupResult(number=group.number)
-        self._group = group
+        self.group = group
         segments = [self._fetched(entry) for entry in group.entries]
-        known = ShuffledOffsetMap(self._storage, segments, np.asarray(newest, np.int64))
+        known = ShuffledOffsetMap(self.storage, segments, np.asarray(newest, np.int64))
         judge = RecordFilter(self._clean_context(), known, group.aborted)
         judge.begin(self._open_producers(segments), group.base_offset)
         judged = [
@@ -145,20 +143,20 @@ class GroupWork:
         except LogError:
             uploaded = keys_of(entry for each in replaced for entry in each.entries)
             with suppress(LogError):
-                delete_objects(self._store, plan.name.prefix, uploaded, DeleteReason.OWN_UPLOAD)
+                delete_objects(self.store, plan.name.prefix, uploaded, DeleteReason.OWN_UPLOAD)
             raise
         return GroupResult(number=group.number, replaced=tuple(replaced), vouched=tuple(vouched))
 
     def _without_expired(self) -> RowGroup:
         """Return the group without entries below the log start offset: their objects may be deleted at any time."""
-        start = MetadataLog(self._store, self._plan.name.prefix).refresh().log_start_offset
-        entries = tuple(entry for entry in self._group.entries if entry.next_offset > start)
-        expired = len(self._group.entries) - len(entries)
-        before = self._group.entries[expired - 1] if expired else self._group.before
-        return replace(self._group, entries=entries, before=before)
+        start = MetadataLog(self.store, self.plan.name.prefix).refresh().log_start_offset
+        entries = tuple(entry for entry in self.group.entries if entry.next_offset > start)
+        expired = len(self.group.entries) - len(entries)
+        before = self.group.entries[expired - 1] if expired else self.group.before
+        return replace(self.group, entries=entries, before=before)
 
     def _clean_context(self) -> CleanContext:
-        plan = self._plan
+        plan = self.plan
         return CleanContext(
             now_ms=plan.now_ms,
             delete_retention_ms=resolve_rules(plan.settings).delete_retention_ms,
@@ -171,7 +169,7 @@ class GroupWork:
 
     def _open_producers(self, segments: Sequence[Segment]) -> set[int]:
         """Return the producers that may have an open transaction at the group's base offset: a superset."""
-        before = self._group.before
+        before = self.group.before
         if before is None:
             return set()
         try:
@@ -189,8 +187,8 @@ class GroupWork:
         return found
 
     def _uploaded(self, together: Sequence[SegmentVerdict], olds: Sequence[SegmentEntry]) -> SegmentEntry:
-        plan, base = self._plan, olds[0].base_offset
-        path = join(self._directory, segment_file(base, LOG) + CLEANED)
+        plan, base = self.plan, olds[0].base_offset
+        path = join(self.directory, segment_file(base, LOG) + CLEANED)
         entries, out = IndexRows(), np.empty(kernels.REBUILT_PART_BYTES, np.uint8)
         horizon_ms = self._clean_context().horizon_ms
         size = self._written(path, survivors(together, self._pace, entries, horizon_ms, out))
@@ -213,33 +211,33 @@ class GroupWork:
             producer_snapshot=bytes(last.producers),
             leader_epochs=bytes(last.epochs),
             cleaned_through=max(plan.upto_offset, min(entry.cleaned_through or 0 for entry in olds)),
-            read=lambda start, length: self._storage.read(path, start, length),
+            read=lambda start, length: self.storage.read(path, start, length),
             inspect=partial(SegmentInspector, path, base, olds[-1].next_offset, epochs, both),
         )
         entry = copy_segment(
-            self._store,
+            self.store,
             plan.name.prefix,
             segment,
             epoch=plan.epoch,
             now_ms=plan.now_ms,
-            object_encoding=encoding_of(plan.settings, self._keys, olds),
+            object_encoding=encoding_of(plan.settings, self.keys, olds),
         )
-        self._storage.unlink(path)
+        self.storage.unlink(path)
         return entry
 
     def _fetched(self, entry: SegmentEntry) -> Segment:
         bundle = self._remote.indexes(entry)
         name = partial(segment_file, entry.base_offset)
-        self._written(join(self._directory, name(OFFSET_INDEX)), [memoryview(bundle.offset)])
-        self._written(join(self._directory, name(TIME_INDEX)), [memoryview(bundle.time)])
+        self._written(join(self.directory, name(OFFSET_INDEX)), [memoryview(bundle.offset)])
+        self._written(join(self.directory, name(TIME_INDEX)), [memoryview(bundle.time)])
         starts = range(0, entry.size_bytes, RANGE_BYTES)
         ranges = ((start, min(RANGE_BYTES, entry.size_bytes - start)) for start in starts)
         parts = (self._remote.read(entry, start, length) for start, length in ranges)
-        self._written(join(self._directory, name(LOG)), parts)
-        return Segment.load(SegmentFiles(self._storage, self._directory, entry.base_offset))
+        self._written(join(self.directory, name(LOG)), parts)
+        return Segment.load(SegmentFiles(self.storage, self.directory, entry.base_offset))
 
     def _written(self, path: str, parts: Iterable[memoryview]) -> int:
-        size, file = 0, self._storage.create(path)
+        size, file = 0, self.storage.create(path)
         try:
             for part in parts:
                 self._pace.check()
@@ -251,7 +249,7 @@ class GroupWork:
 
     def _removed(self, segment: Segment) -> None:
         for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
-            self._storage.unlink(segment.path(suffix))
+            self.storage.unlink(segment.path(suffix))
 
 
 class ShuffledOffsetMap:

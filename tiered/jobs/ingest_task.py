@@ -7,7 +7,7 @@ HELD_BYTES of records and one batch's encoding. Disk: one segment for each parti
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
 import numpy as np
@@ -56,24 +56,22 @@ class _Partition:
     indexed: IndexRows = field(default_factory=IndexRows)
 
 
+@dataclass
 class IngestTask:
     """One attempt of task number `task`; `directory` is empty and its own, and the caller removes it."""
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        plan: IngestPlan,
-        task: int,
-        *,
-        storage: Storage,
-        directory: str,
-        keys: KeyRing = NO_KEYS,
-    ) -> None:
-        self._store, self._plan, self._task = store, plan, task
-        self._storage, self._directory = storage, directory
-        self._settings = log_settings({**DEFAULTS, **plan.settings})
-        self._object_encoding = encoding_of(plan.settings, keys)
-        self._targets = {target.name.partition: target for target in plan.targets}
+    store: ObjectStore
+    plan: IngestPlan
+    task: int
+    _: KW_ONLY
+    storage: Storage
+    directory: str
+    keys: KeyRing = NO_KEYS
+
+    def __post_init__(self) -> None:
+        self._settings = log_settings({**DEFAULTS, **self.plan.settings})
+        self._object_encoding = encoding_of(self.plan.settings, self.keys)
+        self._targets = {target.name.partition: target for target in self.plan.targets}
         self._partitions: dict[int, _Partition] = {}
         self._held_bytes = 0
 
@@ -85,7 +83,7 @@ class IngestTask:
         """
         if partition not in self._targets:
             wrong = "cannot ingest, the partition does not exist"
-            raise InvalidRequest(wrong, topic=self._plan.topic, partition=partition)
+            raise InvalidRequest(wrong, topic=self.plan.topic, partition=partition)
         if self._targets[partition].is_done or not len(columns):
             return
         known = self._partitions.get(partition) or self._begun(partition)
@@ -105,7 +103,7 @@ class IngestTask:
             self._encode(known)
             self._end_segment(known)
         return Ingested(
-            task=self._task,
+            task=self.task,
             entries={number: tuple(known.entries) for number, known in self._partitions.items()},
             starts={number: known.start_offset for number, known in self._partitions.items()},
         )
@@ -115,7 +113,7 @@ class IngestTask:
         for known in self._partitions.values():
             with suppress(LogError):
                 prefix = known.target.name.prefix
-                delete_objects(self._store, prefix, keys_of(known.entries), DeleteReason.OWN_UPLOAD)
+                delete_objects(self.store, prefix, keys_of(known.entries), DeleteReason.OWN_UPLOAD)
             with suppress(LogError):
                 if known.file is not None:
                     known.file.close()
@@ -124,12 +122,12 @@ class IngestTask:
         target = self._targets[partition]
         start = target.start_offset
         if start is None:
-            start = end_of(MetadataLog(self._store, target.name.prefix).refresh(exact=True))
-        span = self._plan.span
-        first = start if span is None else start + self._task * span
+            start = end_of(MetadataLog(self.store, target.name.prefix).refresh(exact=True))
+        span = self.plan.span
+        first = start if span is None else start + self.task * span
         limit = _OFFSET_MAX if span is None else first + span
         if limit > _OFFSET_MAX:
-            facts = {"partition": target.name.topic_partition, "task": self._task, "span": span}
+            facts = {"partition": target.name.topic_partition, "task": self.task, "span": span}
             raise InvalidRequest("cannot ingest, the offsets of the task exceed 63 bits", **facts)
         self._partitions[partition] = _Partition(target, start, first, limit)
         return self._partitions[partition]
@@ -141,14 +139,14 @@ class IngestTask:
         self._held_bytes -= known.held_bytes
         known.held_bytes = 0
         name = known.target.name.topic_partition
-        for batch in encode_column_batches(chunks, self._settings, partition=name, now_ms=self._plan.now_ms):
+        for batch in encode_column_batches(chunks, self._settings, partition=name, now_ms=self.plan.now_ms):
             self._append(known, batch)
 
     def _append(self, known: _Partition, batch: memoryview) -> None:
         header = read_header(batch)
         assert header is not None, "just encoded"
         if known.next_offset + header.record_count > known.limit_offset:
-            facts = {"partition": known.target.name.topic_partition, "task": self._task, "span": self._plan.span}
+            facts = {"partition": known.target.name.topic_partition, "task": self.task, "span": self.plan.span}
             raise InvalidRequest("cannot ingest, a task has more records of a partition than its offset span", **facts)
         last = known.next_offset + header.record_count - 1
         is_full = known.size_bytes + len(batch) > self._settings.segment_bytes
@@ -156,7 +154,7 @@ class IngestTask:
             self._end_segment(known)
         if known.file is None:
             known.base_offset, known.size_bytes, known.indexed = known.next_offset, 0, IndexRows()
-            known.file = self._storage.create(self._path(known))
+            known.file = self.storage.create(self._path(known))
         assign_offset(batch, known.next_offset, known.target.epoch)
         known.file.append(batch)
         known.indexed.add(kernels.scan_batches(batch, verify=False))
@@ -183,21 +181,21 @@ class IngestTask:
             time_index=both[1],
             producer_snapshot=target.producers,
             leader_epochs=encode_epochs((*earlier, (target.epoch, epoch_start))),
-            read=lambda start, length: self._storage.read(path, start, length),
+            read=lambda start, length: self.storage.read(path, start, length),
             path=path if path.startswith("/") else None,  # simulated disks have no absolute paths
             inspect=partial(SegmentInspector, path, base, known.next_offset, epochs, both),
         )
         entry = copy_segment(
-            self._store,
+            self.store,
             target.name.prefix,
             segment,
             epoch=target.epoch,
-            now_ms=self._plan.now_ms,
+            now_ms=self.plan.now_ms,
             object_encoding=self._object_encoding,
         )
         known.entries.append(entry)
-        self._storage.unlink(path)
+        self.storage.unlink(path)
 
     def _path(self, known: _Partition) -> str:
         number = known.target.name.partition
-        return join(self._directory, f"{number}-{segment_file(known.base_offset, LOG)}")
+        return join(self.directory, f"{number}-{segment_file(known.base_offset, LOG)}")

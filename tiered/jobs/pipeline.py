@@ -36,7 +36,7 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.view import clean_upto
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
-from tiered.jobs.bucket_compaction import CompactionOutcome, compact_partitions
+from tiered.jobs.bucket_compaction import compact_partitions
 from tiered.jobs.bucket_deletion import DeletionPlan, Freed, delete_pending, plan_deletion
 from tiered.jobs.bucket_retention import commit_retention, plan_retention, rules_of
 from tiered.jobs.job_bucket import Bucket
@@ -116,7 +116,7 @@ def plan_units_of_partition(fleet: Fleet, store: ObjectStore, name: RemotePartit
     """Return a unit for each of the bucket's stages. Raises Unavailable; other errors are failed units."""
     return [
         failed_on_error(Stage.DELETION, lambda *each: _deletion(*each)[1], fleet, store, name, now_ms),
-        failed_on_error(Stage.RETENTION, _retention, fleet, store, name, now_ms),
+        failed_on_error(Stage.RETENTION, retain, fleet, store, name, now_ms, State.DUE),
         failed_on_error(Stage.COMPACTION, plan_unit_of_compaction, fleet, store, name),
         failed_on_error(Stage.MERGE, _plan_merging, fleet, store, name, now_ms),
     ]
@@ -163,14 +163,8 @@ def _deletion_unit(name: RemotePartitionName, state: State, each: DeletionPlan |
     return _of(Stage.DELETION, name, state, why=why, bytes_before=each.size_bytes, size_bytes=each.size_bytes)
 
 
-def retain(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
-    """Run retention for one partition; return its unit. Raises LogError."""
-    return _retention(fleet, store, name, now_ms, State.DONE)
-
-
-def _retention(
-    fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int, state: State = State.DUE
-) -> Unit:
+def retain(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int, state: State = State.DONE) -> Unit:
+    """Run retention for one partition, or only plan it for `state` DUE; return its unit. Raises LogError."""
     plan = plan_retention(store, name, _known(fleet, store, name), now_ms=now_ms)
     if plan.skip_reason:
         return _of(Stage.RETENTION, plan.name, State.LEFT_ALONE, why=plan.skip_reason)
@@ -210,19 +204,12 @@ def dirty_bytes(entries: Sequence[SegmentEntry]) -> int:
     return sum(entry.size_bytes for entry in entries if entry.base_offset >= clean)
 
 
-def compact_whole(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, job_id: str, now_ms: int) -> Unit:
-    return compact_by(fleet, store, name, Here(), job_id, now_ms)
-
-
-def compact_by(
-    fleet: Fleet, store: ObjectStore, name: RemotePartitionName, executor: Executor, job_id: str, now_ms: int
+def compact_whole(
+    fleet: Fleet, store: ObjectStore, name: RemotePartitionName, job_id: str, now_ms: int, by: Executor | None = None
 ) -> Unit:
-    settings = _known(fleet, store, name)
+    """Compact one partition, in this process or `by` an executor; return its unit. Raises LogError."""
+    settings, executor = _known(fleet, store, name), by or Here()
     (outcome,) = compact_partitions(executor, fleet.bucket, [name], now_ms=now_ms, job_id=job_id, settings=settings)
-    return compacted_unit(outcome)
-
-
-def compacted_unit(outcome: CompactionOutcome) -> Unit:
     removed = counted(outcome.records_before - outcome.records_after, "record")
     why = "by an earlier run" if outcome.was_done else f"{removed} removed"
     if outcome.given_up:

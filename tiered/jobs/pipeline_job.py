@@ -129,8 +129,8 @@ class _Run:
         for each in due:
             if each.size_bytes > self.small_bytes and not self.runner.should_stop():
                 with self.fleet.bucket.opened() as store:
-                    name, more = of[each.unit], (self.runner, self.job_id, now_ms)
-                    self._finish([failed_on_error(stage, pipeline.compact_by, self.fleet, store, name, *more)])
+                    name, more = of[each.unit], (self.job_id, now_ms, self.runner)
+                    self._finish([failed_on_error(stage, pipeline.compact_whole, self.fleet, store, name, *more)])
         small = [each for each in due if each.size_bytes <= self.small_bytes]
         tasks = by_size(small, self.small_bytes // 4)
         do = _each(self.fleet, stage, pipeline.compact_whole, self.job_id, now_ms)

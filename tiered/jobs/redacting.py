@@ -74,6 +74,7 @@ from tiered.config.properties import DEFAULTS, IMMUTABLE, parse
 from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.key_search import KeyDigests, Scan, Survey, read_runs
 from tiered.jobs.rewriting import (
+    DAY_MS,
     GROUPS_A_MANIFEST,
     RewriteCost,
     RewriteGroup,
@@ -88,8 +89,6 @@ from tiered.jobs.rewriting import (
 from tiered.jobs.runner import BucketJob, Clock, Executor, Failures, run_job
 from tiered.partition.segment_inspection import SegmentInspector
 from tiered.stores.object_encoding import EncodingChoice, encoding_of_entry
-
-DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

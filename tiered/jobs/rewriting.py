@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from local.errors import InvalidRequest, LogError, NotFound, Unavailable
 from policies.cost.prices import BUILT_IN, PriceTable
@@ -396,14 +396,6 @@ def commit_groups(
     )
 
 
-class GroupRewriter(Protocol):
-    """Makes the segment of a group; can be pickled. See `rewrite_group`."""
-
-    def __call__(
-        self, plan: RewritePlan, group: RewriteGroup, store: ObjectStore, *, keys: KeyRing, target: ObjectStore
-    ) -> RewrittenGroup: ...
-
-
 class RewriteUnit(NamedTuple):
     number: int
     plan: RewritePlan
@@ -412,7 +404,7 @@ class RewriteUnit(NamedTuple):
 
 @dataclass(kw_only=True)
 class RewriteJob(BucketJob[RewriteUnit, RewrittenGroup, RewriteOutcome]):
-    """The rewriting of any number of partitions; a unit is a group, which `rewrite` makes.
+    """The rewriting of any number of partitions; a unit is a group, which `rewrite` makes as `rewrite_group` does.
 
     Each manifest has at most `batch_size` groups. A partition ends with the first failed commit (Fenced, Conflict), and
     is done as far as its manifest can list pending deletes. A group that `must_follow` is committed after all earlier
@@ -424,7 +416,7 @@ class RewriteJob(BucketJob[RewriteUnit, RewrittenGroup, RewriteOutcome]):
     now_ms: Clock
     target: Bucket | None = None
     batch_size: int = GROUPS_A_MANIFEST
-    rewrite: GroupRewriter = rewrite_group
+    rewrite: Callable[..., RewrittenGroup] = rewrite_group
     keeps_maker: bool = True
     incomplete: frozenset[int] = frozenset()
 

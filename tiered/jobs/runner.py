@@ -15,7 +15,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -40,6 +40,9 @@ W = TypeVar("W")
 R = TypeVar("R")
 Outcome = TypeVar("Outcome")
 Clock = Callable[[], int]
+F = TypeVar("F", bound="_OfStore")
+L = TypeVar("L")
+Decoders = tuple[msgspec.json.Decoder[F], msgspec.json.Decoder[L]]
 
 
 class Executor(Protocol):
@@ -299,10 +302,6 @@ class _OfStore(Protocol):
     def store(self) -> str: ...
 
 
-F = TypeVar("F", bound=_OfStore)
-L = TypeVar("L")
-
-
 class StateFile(Generic[F, L]):
     """The state of a resumable job: JSON lines, the first about the job, then one for each finished unit.
 
@@ -315,7 +314,7 @@ class StateFile(Generic[F, L]):
         storage: Storage,
         path: str,
         first: F,
-        decoders: tuple[msgspec.json.Decoder[F], msgspec.json.Decoder[L]],
+        decoders: Decoders[F, L],
         *,
         job: str,
         is_resumable: Callable[[F], bool],
@@ -348,12 +347,7 @@ class StateFile(Generic[F, L]):
     def __exit__(self, *rest: object) -> None:
         self.close()
 
-    def _read(
-        self,
-        decoders: tuple[msgspec.json.Decoder[F], msgspec.json.Decoder[L]],
-        job: str,
-        is_resumable: Callable[[F], bool],
-    ) -> bool:
+    def _read(self, decoders: Decoders[F, L], job: str, is_resumable: Callable[[F], bool]) -> bool:
         try:
             lines = self._storage.read(self._path).split(b"\n")[:-1]
             first = decoders[0].decode(lines[0]) if lines else None
@@ -365,9 +359,7 @@ class StateFile(Generic[F, L]):
             facts = {"path": self._path, "store": self.first.store, "found": first.store}
             raise InvalidRequest(f"cannot resume the {job}, its state belongs to another store", **facts)
         self.first = first
-        for text in lines[1:]:
-            try:
+        with suppress(msgspec.DecodeError):
+            for text in lines[1:]:
                 self.lines.append(decoders[1].decode(text))
-            except msgspec.DecodeError:
-                break
         return True

@@ -39,7 +39,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise, takewhile
 
@@ -208,6 +208,7 @@ def _check_free(newest: Manifest | None) -> None:
         raise Conflict(wrong, topic=newest.topic, partition=newest.partition, writer=newest.writer_id)
 
 
+@dataclass
 class Adopter:
     """Passes over one log directory. Without `effective`, a topic's own `properties` and the defaults apply.
 
@@ -216,36 +217,29 @@ class Adopter:
     the partition, the segment's base offset, the bytes copied and the segment's size.
     """
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        storage: Storage,
-        root: str,
-        work: str,
-        *,
-        properties: Callable[[str], dict[str, str]],
-        topics: Sequence[str] = (),
-        effective: Callable[[str], dict[str, str]] | None = None,
-        keys: KeyRing = NO_KEYS,
-        retention: Callable[[TopicPartition], BrokerRetention] | None = None,
-        is_single_writer: bool = False,
-        on_copied: OnCopied | None = None,
-    ) -> None:
-        self._on_copied = on_copied
-        self._is_single_writer = is_single_writer
-        self._store, self._storage, self._root, self._work = store, storage, root, work
-        self._properties, self._topics, self._keys = properties, topics, keys
-        self._effective_of = effective
+    store: ObjectStore
+    storage: Storage
+    root: str
+    work: str
+    _: KW_ONLY
+    properties: Callable[[str], dict[str, str]]
+    topics: Sequence[str] = ()
+    effective: Callable[[str], dict[str, str]] | None = None
+    keys: KeyRing = NO_KEYS
+    retention: Callable[[TopicPartition], BrokerRetention] | None = None
+    is_single_writer: bool = False
+    on_copied: OnCopied | None = None
+
+    def __post_init__(self) -> None:
         self._is_checked = False
-        self._retention = retention
         self._is_deletion: dict[tuple[TopicPartition, int], bool] = {}  # by log start: whether DeleteRecords raised it
         self._logs: dict[tuple[TopicPartition, str], MetadataLog] = {}
-        self._writer = signed_for(f"{ADOPT}{socket.gethostname()} {os.getpid()}", storage, root)
+        self._writer = signed_for(f"{ADOPT}{socket.gethostname()} {os.getpid()}", self.storage, self.root)
 
     def tick(self, now_ms: int, *, should_stop: Callable[[], bool] = lambda: False) -> list[AdoptedPartition]:
         """Run a pass over all wanted partitions; return them. Raises InvalidRequest if two writers could commit."""
-        if not self._is_checked and not self._is_single_writer:
-            check_writers(self._store, now_ms)
+        if not self._is_checked and not self.is_single_writer:
+            check_writers(self.store, now_ms)
             self._is_checked = True
         return self._each(partial(self._round, now_ms=now_ms), should_stop)
 
@@ -265,22 +259,22 @@ class Adopter:
         return found
 
     def _works(self) -> list[_Work]:
-        watermarks = checkpoints.read_offsets(self._storage, join(self._root, HIGH_WATERMARKS))
-        starts = checkpoints.read_offsets(self._storage, join(self._root, names.LOG_START_OFFSETS))
+        watermarks = checkpoints.read_offsets(self.storage, join(self.root, HIGH_WATERMARKS))
+        starts = checkpoints.read_offsets(self.storage, join(self.root, names.LOG_START_OFFSETS))
         return [
-            _Work(each, join(self._root, each.directory), watermarks.get(each, 0), starts.get(each, 0))
-            for each in adopted_partitions(self._storage, self._root, self._topics)
+            _Work(each, join(self.root, each.directory), watermarks.get(each, 0), starts.get(each, 0))
+            for each in adopted_partitions(self.storage, self.root, self.topics)
         ]
 
     def _stopped(self, work: _Work, problem: LogError) -> AdoptedPartition:
         """Return copy lag and bytes at risk of a stopped partition, by current files and the newest read manifest."""
         try:
-            topic_id = checkpoints.read_topic_id(self._storage, work.directory)
+            topic_id = checkpoints.read_topic_id(self.storage, work.directory)
             known = self._logs.get((work.partition, topic_id)) if topic_id is not None else None
             reached = None if known is None or known.cached is None else known.cached.allocated_end_offset
-            sizes = log_sizes(self._storage, work.directory)
+            sizes = log_sizes(self.storage, work.directory)
             closed = [base for base, end in pairwise(sorted(sizes)) if reached is not None and end > reached]
-            times = [self._storage.modified_ms(join(work.directory, segment_file(base, LOG))) for base in closed[:1]]
+            times = [self.storage.modified_ms(join(work.directory, segment_file(base, LOG))) for base in closed[:1]]
             found = work.figures(sizes, [sizes[base] for base in closed], reached)
             return replace(found, lag_since_ms=min(times, default=None), problem=problem)
         except LogError:  # the disk fails: no figure is known
@@ -290,11 +284,11 @@ class Adopter:
     def _forecast(self, work: _Work) -> AdoptedPartition:
         topic_id = self._topic_id(work)
         topic = work.partition.topic
-        manifest = MetadataLog(self._store, partition_prefix(topic, topic_id, work.partition.partition)).load()
+        manifest = MetadataLog(self.store, partition_prefix(topic, topic_id, work.partition.partition)).load()
         reached = manifest.allocated_end_offset if manifest is not None else 0
-        upto = min(work.watermark, stable_offset(self._storage, work.directory))
-        sizes = log_sizes(self._storage, work.directory)
-        with open_closed(self._storage, work.directory, topic_id, reached) as closed:
+        upto = min(work.watermark, stable_offset(self.storage, work.directory))
+        sizes = log_sizes(self.storage, work.directory)
+        with open_closed(self.storage, work.directory, topic_id, reached) as closed:
             due, _ = self._due(topic, closed, upto, reached)
             waiting = [each for each in closed if each not in due]
             return replace(
@@ -307,10 +301,10 @@ class Adopter:
             )
 
     def _topic_id(self, work: _Work) -> str:
-        topic_id = checkpoints.read_topic_id(self._storage, work.directory)
+        topic_id = checkpoints.read_topic_id(self.storage, work.directory)
         if topic_id is None:
             raise NotFound("cannot adopt the partition, it has no topic id yet", partition=work.partition)
-        encoding_of(self._effective(work.partition.topic), self._keys)  # refuses settings before any write
+        encoding_of(self._effective(work.partition.topic), self.keys)  # refuses settings before any write
         return topic_id
 
     def _due(
@@ -324,23 +318,23 @@ class Adopter:
         return (_settled(due, WORK_BYTES) if cleans else due), cleans
 
     def _effective(self, topic: str) -> dict[str, str]:
-        return (self._effective_of or self._properties)(topic)
+        return (self.effective or self.properties)(topic)
 
     def _mirrored_start(
         self, partition: TopicPartition, log: MetadataLog, start: int, epochs: LeaderEpochs, now_ms: int
     ) -> Manifest:
         """Raise the bucket's log start offset to the broker's if DeleteRecords raised it; return the last manifest."""
-        manifest, directory = log.refresh(), join(self._root, partition.directory)
+        manifest, directory = log.refresh(), join(self.root, partition.directory)
         if start <= manifest.log_start_offset:
             return manifest
         if (partition, start) not in self._is_deletion:
-            facts = log_start_facts(self._storage, directory, log_sizes(self._storage, directory), start, epochs)
+            facts = log_start_facts(self.storage, directory, log_sizes(self.storage, directory), start, epochs)
             if facts is None:
                 return manifest
-            if self._retention is not None:
-                retention = self._retention(partition)
+            if self.retention is not None:
+                retention = self.retention(partition)
             else:
-                rules = resolve_rules(self._properties(partition.topic))
+                rules = resolve_rules(self.properties(partition.topic))
                 retention = BrokerRetention(retention_ms=rules.retention_ms, retention_bytes=rules.retention_bytes)
             self._is_deletion[partition, start] = is_deletion(facts, retention, now_ms)
         if not self._is_deletion[partition, start]:
@@ -349,17 +343,17 @@ class Adopter:
 
     def _round(self, work: _Work, now_ms: int) -> AdoptedPartition:
         partition, directory, topic_id = work.partition, work.directory, self._topic_id(work)
-        epochs = LeaderEpochs(tuple(checkpoints.read_epochs(self._storage, join(directory, names.LEADER_EPOCHS))))
+        epochs = LeaderEpochs(tuple(checkpoints.read_epochs(self.storage, join(directory, names.LEADER_EPOCHS))))
         log = self._owned(partition, topic_id, epochs, now_ms)
-        manifest, properties = log.refresh(), self._properties(partition.topic)
+        manifest, properties = log.refresh(), self.properties(partition.topic)
         if manifest.properties != properties:
             manifest = log.commit(set_properties(properties), now_ms)
         _check_lineage(partition, manifest, epochs)
         manifest = self._mirrored_start(partition, log, work.log_start, epochs, now_ms)
-        sizes = log_sizes(self._storage, directory)
+        sizes = log_sizes(self.storage, directory)
         reached = manifest.allocated_end_offset  # below the bucket's log start offset no segment is due
-        upto = min(work.watermark, stable_offset(self._storage, directory))  # read before a segment is opened
-        with open_closed(self._storage, directory, topic_id, reached) as closed:
+        upto = min(work.watermark, stable_offset(self.storage, directory))  # read before a segment is opened
+        with open_closed(self.storage, directory, topic_id, reached) as closed:
             first = next((each.base_offset for each in closed if each.next_offset <= upto), reached)
             due, cleans = self._due(partition.topic, closed, upto, reached)
             epochs = _covering(due, epochs)
@@ -374,7 +368,7 @@ class Adopter:
             manifest = log.refresh()
             if collected_upto := collectable_upto(manifest.sequence, log.gc_boundary):
                 place = partition_prefix(manifest.topic, manifest.topic_id, manifest.partition)
-                collect_manifests(self._store, place, log, collected_upto, now_ms=now_ms)
+                collect_manifests(self.store, place, log, collected_upto, now_ms=now_ms)
             waiting = [each for each in closed if each not in due]
             return replace(
                 work.figures(sizes, [each.size_bytes for each in waiting], reached),
@@ -388,14 +382,14 @@ class Adopter:
         if known is not None:
             known.check_not_fenced()  # a fenced sidecar stays fenced until its restart
             return known
-        log = MetadataLog(self._store, partition_prefix(partition.topic, topic_id, partition.partition))
+        log = MetadataLog(self.store, partition_prefix(partition.topic, topic_id, partition.partition))
         log.become_writer(
             self._writer,
             now_ms,
             topic=partition.topic,
             topic_id=topic_id,
             partition=partition.partition,
-            properties=self._properties(partition.topic),
+            properties=self.properties(partition.topic),
             first_epoch=(epochs.latest or 0) + EPOCHS_APART,
             appends=True,
             check_newest=_check_free,
@@ -410,13 +404,13 @@ class Adopter:
         def report(read_bytes: int) -> None:
             nonlocal done
             done += read_bytes
-            if self._on_copied is not None:
+            if self.on_copied is not None:
                 name = TopicPartition(manifest.topic, manifest.partition)
-                self._on_copied(name, segment.base_offset, done, segment.size_bytes)
+                self.on_copied(name, segment.base_offset, done, segment.size_bytes)
 
-        encoding = encoding_of(self._effective(manifest.topic), self._keys)
+        encoding = encoding_of(self._effective(manifest.topic), self.keys)
         return copy_segment(
-            self._store, place, segment, epoch=log.epoch, now_ms=now_ms, object_encoding=encoding, progress=report
+            self.store, place, segment, epoch=log.epoch, now_ms=now_ms, object_encoding=encoding, progress=report
         )
 
     def _copy_cleaned(
@@ -433,19 +427,19 @@ class Adopter:
         The broker's cleaner may have merged a segment that is in the bucket with one that is not: the copy takes the
         batches from `reached` on. No batch spans `reached`, because a segment once ended there.
         """
-        place = join(self._work, partition.directory)
-        self._storage.make_directory(place)
-        for name in self._storage.list(place):
-            self._storage.unlink(join(place, name))
+        place = join(self.work, partition.directory)
+        self.storage.make_directory(place)
+        for name in self.storage.list(place):
+            self.storage.unlink(join(place, name))
         start = max(reached, due[0].base_offset)
         for each in due:
             base = max(each.base_offset, start)
-            copy_batches(self._storage, each, join(place, segment_file(base, LOG)), from_offset=base)
+            copy_batches(self.storage, each, join(place, segment_file(base, LOG)), from_offset=base)
         end = due[-1].next_offset
-        self._storage.create(join(place, segment_file(end, LOG))).close()
-        checkpoints.write_epochs(self._storage, join(place, names.LEADER_EPOCHS), epochs.truncate_from_end(end).entries)
+        self.storage.create(join(place, segment_file(end, LOG))).close()
+        checkpoints.write_epochs(self.storage, join(place, names.LEADER_EPOCHS), epochs.truncate_from_end(end).entries)
         settings = log_settings(self._effective(partition.topic))
-        copy = Log.open(self._storage, place, partition, settings, now_ms=now_ms, log_start_offset=start)
+        copy = Log.open(self.storage, place, partition, settings, now_ms=now_ms, log_start_offset=start)
         try:
             clean(copy, clean_from=start, now_ms=now_ms, tombstones_below=0)
             copy.remove_deleted(now_ms)

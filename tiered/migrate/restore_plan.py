@@ -22,9 +22,8 @@ from enum import Enum
 from local.errors import Corrupt, InvalidRequest, LogError, NotFound
 from local.names import TopicPartition
 from policies.cost.prices import BUILT_IN, PriceTable
-from policies.cost.storage_cost import request_cost, retrieval_cost
+from policies.cost.storage_cost import request_cost
 from policies.rules import Limits
-from remote.fetch.range_reader import RANGE_BYTES
 from remote.manifest.catalog import RemotePartitionName, partitions_of
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
@@ -33,6 +32,7 @@ from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from tiered.config.config import resolve_rules
 from tiered.config.properties import DEFAULTS
+from tiered.jobs.rewriting import RewriteCost, read_cost
 from tiered.read.bucket_reader import RemoteLog, without_deleted
 
 ENABLE = "remote.storage.enable"
@@ -104,25 +104,10 @@ class PartitionRestore:
     def remote_bytes(self) -> int:
         return sum(entry.size_bytes for entry in self.remote_only_entries)
 
-    @property
-    def read_bytes(self) -> int:
-        return sum(entry.stored_bytes + entry.indexes_bytes for entry in self.entries)
-
-    @property
-    def gets(self) -> int:
-        return 2 + sum(map(_gets, self.entries))
-
-    def dollars(self, prices: PriceTable = BUILT_IN) -> float:
-        """The price of the requests and of retrieval, without traffic out of a region."""
-        dollars = request_cost(gets=2, prices=prices.of(None))
-        for entry in self.entries:
-            here = prices.of(entry.storage_class)
-            dollars += request_cost(gets=_gets(entry), prices=here) + retrieval_cost(entry.stored_bytes, here)
-        return dollars
-
-
-def _gets(entry: SegmentEntry) -> int:
-    return 1 + -(-entry.stored_bytes // RANGE_BYTES)
+    def cost(self, prices: PriceTable = BUILT_IN) -> RewriteCost:
+        """The requests and bytes of the reads, and their price without traffic out of a region."""
+        manifest = RewriteCost(gets=2, dollars=request_cost(gets=2, prices=prices.of(None)))
+        return RewriteCost.total([manifest, *(read_cost(entry, prices) for entry in self.entries)], 0, prices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,16 +103,15 @@ def restore(
         )
         check_restore(plan, DiskStorage(), root)
         parts = [each for topic in plan for each in topic.partitions]
-        prices = session.prices()
-        dollars = sum(each.dollars(prices) for each in parts)
+        costs = [each.cost(session.prices()) for each in parts]
         rows = [
-            PlannedRestore.of(each.name, each, each.manifest, segments=len(each.entries), dollars=each.dollars(prices))
-            for each in parts
+            PlannedRestore.of(each.name, each, each.manifest, cost, segments=len(each.entries))
+            for each, cost in zip(parts, costs, strict=True)
         ]
-        planned = RestorePlanned(dry_run=dry_run, dollars=dollars, partitions=rows)
+        planned = RestorePlanned(dry_run=dry_run, dollars=sum(cost.dollars for cost in costs), partitions=rows)
         fenced = " (fences the current writer)" if any(topic.wish.takes_over for topic in plan) else ""
-        summary = f"{counted(len(parts), 'partition')}, {format_bytes(sum(each.read_bytes for each in parts))}"
-        summary += f" to {root} for about ${format_dollars(dollars)}{fenced}"
+        summary = f"{counted(len(parts), 'partition')}, {format_bytes(sum(cost.read_bytes for cost in costs))}"
+        summary += f" to {root} for about ${format_dollars(planned.dollars)}{fenced}"
         if not job.proceeds(planned, "restore", "restored", summary, yes=yes):
             return _print_skipped(skipped)
         with byte_progress(session, "restored", sum(each.size_bytes for each in parts)) as progress:

@@ -27,7 +27,7 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self, TypeVar, cast, get_args
 
 import msgspec
@@ -96,9 +96,6 @@ class _Range:
     partition: int
     start_offset: int
     next_offset: int
-
-
-_RANGE = tuple(each.name for each in fields(_Range))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +273,7 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
 
     def _begun(self) -> list[Split]:
         splits = _planned(self._request)
-        ranges = tuple(_Range(**{name: getattr(each, name) for name in _RANGE}) for each in _ranges(splits))
+        ranges = tuple(msgspec.convert(each, _Range, from_attributes=True) for each in _ranges(splits))
         plan = _Plan(source=self._source, ranges=ranges)
         try:
             self._store.put_if_absent(self._key("plan.json"), msgspec.json.encode(plan))

@@ -6,8 +6,7 @@ plan releases its pins, and a partition without records to read its pin.
 
 Spark does not notify a batch source of the end of its job: a pin (`remote.gc.pins`) expires `PIN_MS` after its last
 renewal. Every task checks its pin when it begins and while it reads, and some pins of other partitions when it begins.
-It renews a pin in the second half of its life. A read of a read-only bucket relies on the grace period, unless the
-options require a pin.
+It renews a pin in the second half of its life. A read-only bucket relies on the grace period.
 
 Timestamps become offsets as in Spark's Kafka source: the first record at or after the timestamp, in offset order. With
 a compacted view a partition has two ranges: the view's below its horizon, the log's from there on.

@@ -161,7 +161,7 @@ def test_settings_changed_at_the_broker_are_committed_to_the_manifest(tmp_path: 
     broker.settle()
     side.tick()
     settings = {"retention.ms": "5"}
-    side.adopter._properties = lambda topic: settings
+    side.adopter.properties = lambda topic: settings
     side.tick()
     (log,) = side.adopter._logs.values()
     assert log.refresh().properties == settings

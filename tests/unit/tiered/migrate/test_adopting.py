@@ -252,7 +252,7 @@ def test_every_commit_of_a_compacted_topic_has_a_record_of_each_key(tmp_path: Pa
     Both must be in one commit. Otherwise the bucket would lack the key for a while."""
     broker = Broker(tmp_path, is_compacted=True)
     side = Side(broker)
-    side.adopter._properties = lambda topic: {"cleanup.policy": "compact", "segment.bytes": "2000"}
+    side.adopter.properties = lambda topic: {"cleanup.policy": "compact", "segment.bytes": "2000"}
     for turn in range(2):
         broker.send(300, keys=200 + turn)
         broker.log.roll(now_ms=NOW)
@@ -359,7 +359,7 @@ def test_store_that_overwrites_is_refused_before_any_write(tmp_path: Path) -> No
     with pytest.raises(InvalidRequest, match="overwrites existing objects"):
         side.tick()
     assert side.store._objects == {}
-    side.adopter._is_single_writer = True
+    side.adopter.is_single_writer = True
     assert side.tick().problem is None
 
 

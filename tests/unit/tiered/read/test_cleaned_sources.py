@@ -36,7 +36,7 @@ def _unique(broker: Broker, count: int) -> None:
 def test_entries_of_an_adopted_compacted_topic_are_contiguous(tmp_path: Path) -> None:
     broker = Broker(tmp_path, is_compacted=True)
     side = Side(broker)
-    side.adopter._properties = lambda topic: {"cleanup.policy": "compact", "segment.bytes": "2000"}
+    side.adopter.properties = lambda topic: {"cleanup.policy": "compact", "segment.bytes": "2000"}
     for _ in range(4):
         _unique(broker, 200)
         _bursts(broker, 3)
