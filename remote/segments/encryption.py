@@ -25,7 +25,7 @@ authentication there. So does a wrapped key in another entry.
 their keys in the new form.
 
 A nonce is used once for a data key. Names and keys are new for every copy attempt. Within an attempt, a chunk that is
-sent again has the same bytes. SHA-256 checks this before the encryption (`remote.upload.segment_upload_stream`).
+sent again has the same bytes. SHA-256 checks this before the encryption (`remote.upload.segment_upload`).
 """
 
 from __future__ import annotations

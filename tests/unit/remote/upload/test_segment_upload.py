@@ -8,7 +8,7 @@ import random
 import pytest
 
 from local.errors import DiskFailed
-from remote.upload.segment_upload_stream import FileAhead
+from remote.upload.segment_upload import FileAhead
 
 BLOCK = 1000
 BODY = random.Random(4).randbytes(10 * BLOCK + 77)
