@@ -415,7 +415,7 @@ class _AtOnce:
 @contextmanager
 def read_ahead_at_once() -> Iterator[None]:
     """Read ahead without threads, so that a call of a flow has the same number in every run."""
-    with mock.patch.object(read_ahead, "_pool", _AtOnce):
+    with mock.patch.object(read_ahead, "_threads", _AtOnce()):
         yield
 
 

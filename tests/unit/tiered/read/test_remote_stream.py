@@ -63,7 +63,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"STEP_BYTES_MIN": CHUNK, "STEP_BYTES_MAX": CELL, "WINDOW_BYTES_MIN": CHUNK, "RANGE_BYTES": CELL}
     for name, value in sizes.items():
         monkeypatch.setattr(read_ahead, name, value)
-    monkeypatch.setattr(read_ahead, "_pool", AtOnce)
+    monkeypatch.setattr(read_ahead, "_threads", AtOnce())
 
 
 class AtOnce:
