@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from local.errors import AccessDenied, AlreadyExists, Conflict, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
 from remote.cache.chunk_cache import ChunkCache
@@ -106,14 +106,14 @@ class Untouched:
     offsets: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RepairPlan:
     """Planned repairs. `hopeless` objects have no good copy; `needless` ones are valid by now, or do not matter."""
 
-    pages: tuple[PageRepair, ...] = ()
-    segments: tuple[SegmentRepair, ...] = ()
-    hopeless: tuple[Untouched, ...] = ()
-    needless: tuple[Untouched, ...] = ()
+    pages: list[PageRepair] = field(default_factory=list)
+    segments: list[SegmentRepair] = field(default_factory=list)
+    hopeless: list[Untouched] = field(default_factory=list)
+    needless: list[Untouched] = field(default_factory=list)
 
     @property
     def repairs(self) -> tuple[PageRepair | SegmentRepair, ...]:
@@ -146,22 +146,14 @@ def plan_repair(
         ulids[name].add(ulid)
     for name in sorted(objects.keys() | ulids.keys()):
         planner.plan_partition(name, objects[name], ulids[name])
-    return RepairPlan(
-        pages=tuple(planner.pages),
-        segments=tuple(planner.segments),
-        hopeless=tuple(planner.hopeless),
-        needless=tuple(planner.needless),
-    )
+    return planner.plan
 
 
 class _Planner:
     def __init__(self, store: ObjectStore, keys: KeyRing, copies: LocalCopies | None) -> None:
         self._store, self._keys, self._copies = store, keys, copies
         self._relatives = Relatives(store)
-        self.pages: list[PageRepair] = []
-        self.segments: list[SegmentRepair] = []
-        self.hopeless: list[Untouched] = []
-        self.needless: list[Untouched] = []
+        self.plan = RepairPlan()
 
     def sharing(self, ulids: Mapping[RemotePartitionName, set[str]]) -> set[tuple[RemotePartitionName, str]]:
         """Return (partition, ULID) of entries of any partition that name an object of an entry with these ULIDs."""
@@ -178,24 +170,24 @@ class _Planner:
             manifest = MetadataLog(self._store, name.prefix).join()
         except (Corrupt, NotFound, Conflict) as error:
             why = f"the newest manifest is unreadable, only a copy of it can replace it: {error}"
-            self.hopeless.append(Untouched(name=name, object=MANIFESTS, why=why))
+            self.plan.hopeless.append(Untouched(name=name, object=MANIFESTS, why=why))
             return
         for key in sorted(objects):
             if key.startswith(MANIFESTS) and parse_manifest_key(key) != manifest.sequence:
-                self.needless.append(Untouched(name=name, object=key, why=_OLDER_MANIFEST))
+                self.plan.needless.append(Untouched(name=name, object=key, why=_OLDER_MANIFEST))
         entries = [entry for entry in self._entries(name, manifest) if entry.ulid in ulids]
         for entry in sorted(entries, key=lambda entry: entry.base_offset):
             if not self._is_damaged(name, entry):
-                self.needless.append(Untouched(name=name, object=entry.data_key, why="already undamaged"))
+                self.plan.needless.append(Untouched(name=name, object=entry.data_key, why="already undamaged"))
                 continue
             try:
-                self.segments.append(self._segment(name, entry, manifest))
+                self.plan.segments.append(self._segment(name, entry, manifest))
             except (Corrupt, NotFound, AccessDenied, InvalidRequest) as error:
                 unrepaired = Untouched(name=name, object=entry.data_key, why=str(error), offsets=entry.offsets)
-                self.hopeless.append(unrepaired)
+                self.plan.hopeless.append(unrepaired)
         for key in sorted(key for key in objects if key.startswith(VIEWS)):
             why = "a view is derived from its log: drop it and build it again"
-            self.hopeless.append(Untouched(name=name, object=key, why=why))
+            self.plan.hopeless.append(Untouched(name=name, object=key, why=why))
 
     def _entries(self, name: RemotePartitionName, manifest: Manifest) -> list[SegmentEntry]:
         """Plan the repair of damaged pages; return the log's entries, also those of the repaired pages."""
@@ -208,10 +200,10 @@ class _Planner:
                     rows, source = entries_of_page(self._store, name.prefix, manifest, page)
                 except Corrupt as error:
                     offsets = (page.base_offset, page.next_offset)
-                    self.hopeless.append(Untouched(name=name, object=page.key, why=str(error), offsets=offsets))
+                    self.plan.hopeless.append(Untouched(name=name, object=page.key, why=str(error), offsets=offsets))
                     continue
             if source != "page itself" or summary_contradiction(page, rows) is not None:
-                self.pages.append(PageRepair(name=name, page=page, entries=tuple(rows), source=source))
+                self.plan.pages.append(PageRepair(name=name, page=page, entries=tuple(rows), source=source))
             with suppress(Corrupt):
                 entries += rows
         return entries

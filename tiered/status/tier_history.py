@@ -219,7 +219,8 @@ class TierSeries:
             newest = self.topics[name].newest_ms
             if newest is None or now_ms - newest > FORGOTTEN_MS:
                 del self.topics[name]
-        sizes = {name: _size(topics.get(name)) for name in self.topics}
+        sizes = dict.fromkeys(self.topics, UNKNOWN)
+        sizes |= {name: each.local_bytes + (each.remote_bytes or 0) for name, each in topics.items()}
         for name in sorted(sizes, key=lambda name: (-sizes[name], name))[TOPICS_MAX:]:
             del self.topics[name]
 
@@ -234,10 +235,6 @@ def stretches(points: Iterable[TierPoint], step_ms: int) -> Iterator[list[TierPo
         run.append(point)
     if run:
         yield run
-
-
-def _size(point: TierPoint | None) -> int:
-    return point.local_bytes + (point.remote_bytes or 0) if point is not None else UNKNOWN
 
 
 def _row(point: TierPoint) -> tuple[int, ...]:

@@ -182,13 +182,9 @@ def time_ticks(since_ms: int, until_ms: int) -> list[tuple[int, str]]:
     step = next((step for step in _STEPS if span // step <= _TIME_TICKS_MAX), None)
     if step is None:
         return _months(since_ms, until_ms)
-    first = -(-since_ms // step) * step
-    return [(at, _moment(at)) for at in range(first, until_ms + 1, step)]
-
-
-def _moment(at_ms: int) -> str:
-    at = datetime.datetime.fromtimestamp(at_ms / 1000, datetime.UTC)
-    return at.strftime("%H:%M") if at_ms % DAY_MS else f"{at.day} {at:%b}"
+    times = range(-(-since_ms // step) * step, until_ms + 1, step)
+    dates = [datetime.datetime.fromtimestamp(at / 1000, datetime.UTC) for at in times]
+    return [(ms, f"{at:%H:%M}" if ms % DAY_MS else f"{at.day} {at:%b}") for ms, at in zip(times, dates, strict=True)]
 
 
 def _months(since_ms: int, until_ms: int) -> list[tuple[int, str]]:

@@ -105,8 +105,10 @@ async def answered(request: Request, answering: Answering, make: Callable[[], An
         words = " ".join(str(error).split())
         return page(HTTPStatus.SERVICE_UNAVAILABLE, "Not available now", words, is_problem=True)
     except Exception as error:  # noqa: BLE001 - the others' answers go on
-        path = target_of(request.scope).partition("?")[0]
-        _log.error("a reply failed: path=%s %s", path[:200], _place(error), exc_info=_log.isEnabledFor(logging.DEBUG))
+        path, at = target_of(request.scope).partition("?")[0], traceback.extract_tb(error.__traceback__)[-1]
+        # Without the message, which may contain any data.
+        facts = path[:200], type(error).__name__, f"{at.filename.rpartition('/')[2]}:{at.lineno}"
+        _log.error("a reply failed: path=%s kind=%s at=%s", *facts, exc_info=_log.isEnabledFor(logging.DEBUG))
         return await _failed(request, error)
     body = text.encode()
     if status != HTTPStatus.OK or not kind.startswith(_KEPT_TYPES):
@@ -142,12 +144,6 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _failed(request: Request, error: Exception) -> Response:
     return page(HTTPStatus.INTERNAL_SERVER_ERROR, "Failed", "See the log of this process.")
-
-
-def _place(error: Exception) -> str:
-    """Return the type and place of an exception, without its message, which may contain any data."""
-    at = traceback.extract_tb(error.__traceback__)[-1]
-    return f"kind={type(error).__name__} at={at.filename.rpartition('/')[2]}:{at.lineno}"
 
 
 class _Outside:
