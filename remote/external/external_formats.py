@@ -1,7 +1,7 @@
 """The layout of a bucket by its object names, and the layouts of Kafka's unchanged files.
 
 Names contain the base offsets of segments. Their ends, and facts that the indexes lack, come from the bytes
-(`tiered.read.external_segments`). A plain directory and Pinterest's bucket may be a few folders below the url, and may
+(`tiered.read.external_partition`). A plain directory and Pinterest's bucket may be a few folders below the url, and may
 hold several copies of one partition, which are read as one: leader epochs decide.
 """
 

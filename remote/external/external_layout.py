@@ -368,6 +368,14 @@ class SegmentFacts:
     is_first_epoch_read: bool = False
     is_verified: bool = False
 
+    @property
+    def base_offset(self) -> int:
+        return self.segment.base_offset
+
+    @property
+    def range(self) -> tuple[int, int]:
+        return self.segment.base_offset, self.next_offset
+
 
 def lineage_of(copies: Iterable[SegmentFacts], known: Iterable[tuple[int, int]] = ()) -> LeaderEpochs:
     """Return the epochs of the last leader's log. `known` is a checkpoint of that leader."""

@@ -21,7 +21,7 @@ from simulated_cases import CASES, MORE, both, far_off
 
 from policies.cost.simulation import Counts
 from remote.store.memory_store import MemoryStore
-from tiered.stores.store_check import StoreCheck
+from tiered.stores.configured_store import StoreCheck
 
 
 def main() -> int:

@@ -219,7 +219,7 @@ def test_a_replacement_with_any_power_cut_loses_or_revives_no_value(before: bool
 
 def _each_copy_has_its_own_commit(patch: pytest.MonkeyPatch) -> None:
     real = upload_and_commit.add_segments
-    entries_of = upload_and_commit._commit
+    entries_of = upload_and_commit._CommitContext.commit
 
     def one_by_one(ways: upload_and_commit._CommitContext, change: object, infos: object) -> None:
         del change
@@ -227,7 +227,7 @@ def _each_copy_has_its_own_commit(patch: pytest.MonkeyPatch) -> None:
             entries_of(ways, real([upload.entry]), [])
         ways.partition.uploads._of.clear()
 
-    patch.setattr(upload_and_commit, "_commit", one_by_one)
+    patch.setattr(upload_and_commit._CommitContext, "commit", one_by_one)
 
 
 def _old_objects_go_before_their_rows(patch: pytest.MonkeyPatch) -> None:
@@ -245,7 +245,7 @@ def _old_objects_go_before_their_rows(patch: pytest.MonkeyPatch) -> None:
         return gone
 
     patch.setattr(upload_and_commit, "replace_segments", replace_segments)
-    commit = upload_and_commit._commit
+    commit = upload_and_commit._CommitContext.commit
 
     def delete_then_commit(
         ways: upload_and_commit._CommitContext, change: Callable[[Manifest], Manifest], infos: object
@@ -255,7 +255,7 @@ def _old_objects_go_before_their_rows(patch: pytest.MonkeyPatch) -> None:
         ways.metadata.store.delete([ways.partition.prefix + key for key in LOSSES])
         commit(ways, change, infos)  # type: ignore[arg-type]
 
-    patch.setattr(upload_and_commit, "_commit", delete_then_commit)
+    patch.setattr(upload_and_commit._CommitContext, "commit", delete_then_commit)
 
 
 LOSSES: list[str] = []

@@ -2,7 +2,7 @@
 
 A clock set a month ahead would expire everything. So every maintenance run compares the wall clock with a monotonic one
 that counts suspended time. A start compares it with the time in the last process's report. If the two differ, a store
-with its own clock is asked for the time (`tiered.stores.store_check`).
+with its own clock is asked for the time (`tiered.stores.configured_store`).
 
 | the wall clock | the time used |
 |---|---|

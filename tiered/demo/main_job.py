@@ -36,7 +36,7 @@ from remote.store.middleware.store_wrapper import RequestCounts
 from remote.store.open_store import open_store
 from tiered.config.config import Config, file_url
 from tiered.demo.s3_endpoint import S3Endpoint
-from tiered.maintenance.apply import Applied
+from tiered.maintenance.upload_and_commit import Applied
 from tiered.manager.manager import LogManager
 from tiered.partition.partition_status import PartitionStatus, partition_status
 from tiered.read.bucket_reader import open_remote

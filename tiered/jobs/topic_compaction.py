@@ -21,7 +21,7 @@ from local.segment.segment_reading import batch_slices
 from policies.compaction import LogToClean, forced_cleaning, log_to_clean
 from policies.decisions import Decision, Plan
 from policies.formatting import counted
-from tiered.maintenance.apply import Applied
+from tiered.maintenance.upload_and_commit import Applied
 from tiered.manager.manager import LogManager
 
 SAMPLES_MAX = 8

@@ -19,11 +19,9 @@ Any prefix of a plan is safe: after a failure the next maintenance does the rest
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from local.cleaner.cleaner_history import CleaningFigures
 from local.errors import Conflict, InvalidRequest, LogError
 from local.log.log_state import State
 from local.logdirs.log_dir import LogDirectory
@@ -54,6 +52,7 @@ from remote.manifest.manifest_changes import expire_pages, expire_segments
 from remote.manifest.manifest_page import Rows
 from tiered.maintenance.upload_and_commit import (
     Application,
+    Applied,
     advance_entries,
     copy_in_groups,
     copy_in_one_commit,
@@ -74,15 +73,6 @@ PAUSED = (CopySegment, ReplaceRemote, BuildView)  # not done while uploads are p
 ENDING = (AdvanceLogStart, DeletePending, DeletePage)  # irreversible, and decided by the settings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
-    """The effects of a plan on one partition; `skipped` holds decisions that no longer applied."""
-
-    done: tuple[Decision, ...] = ()
-    skipped: tuple[Decision, ...] = ()
-    cleaned: tuple[CleaningFigures, ...] = ()
-
-
 def apply_partition(
     state: Application,
     decisions: Sequence[Decision],
@@ -101,9 +91,10 @@ def apply_partition(
         partition.check_not_stopped()
         _check(partition.snapshot(state.now_ms), decisions)
         _apply_all(state, decisions, progress)
-        if drops_copied and not state.should_stop() and any(isinstance(each, CopySegment) for each in state.done):
+        done = state.applied.done
+        if drops_copied and not state.should_stop() and any(isinstance(each, CopySegment) for each in done):
             _drop_copied(state)
-        return _applied(state)
+        return state.applied
 
 
 def apply_on_disk(state: Application, decide: Decide) -> Applied | None:
@@ -121,7 +112,7 @@ def apply_on_disk(state: Application, decide: Decide) -> Applied | None:
         decisions = decide(snapshot)
         _check(snapshot, decisions)
         _apply_all(state, decisions)
-        return _applied(state)
+        return state.applied
     finally:
         partition.lock.release()
 
@@ -150,13 +141,9 @@ def apply_in_task(state: Application, decide: Decide) -> Applied | None:
         _apply_in_turn(state, decisions)
     finally:
         partition.uploads.unmark_copying()
-    if not state.should_stop() and any(isinstance(each, UPLOADS) for each in state.done):
+    if not state.should_stop() and any(isinstance(each, UPLOADS) for each in state.applied.done):
         _drop_copied(state)
-    return _applied(state)
-
-
-def _applied(state: Application) -> Applied:
-    return Applied(done=tuple(state.done), skipped=tuple(state.skipped), cleaned=tuple(state.cleaned))
+    return state.applied
 
 
 def _check(snapshot: PartitionSnapshot, decisions: Sequence[Decision]) -> None:
@@ -237,7 +224,7 @@ def _clean(state: Application, decision: CleanLog) -> bool:
         return False  # a segment being copied must not change, and the remote end must be known
     result = state.clean(state.partition, state.where(), decision)
     if result is not None:
-        state.cleaned.append(result)
+        state.applied.cleaned.append(result)
     return result is not None
 
 
@@ -245,9 +232,9 @@ def _copy(state: Application, run: Sequence[Any]) -> None:
     if state.partition.rules.cleanup_compact:
         state.record(run, copy_in_one_commit(state, run))
         return
-    before = len(state.done)
+    before = len(state.applied.done)
     copy_in_groups(state, run)
-    state.record(run[len(state.done) - before :], [])
+    state.record(run[len(state.applied.done) - before :], [])
 
 
 def _disable(state: Application, decision: DisableTier) -> bool:

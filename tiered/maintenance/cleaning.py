@@ -65,16 +65,9 @@ class Uncleanable:
 class Cleaning:
     """The cleaner of one manager. Thread safe."""
 
-    def __init__(
-        self,
-        settings: CleanerSettings,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, settings: CleanerSettings) -> None:
         self.settings = settings
-        self._clock = clock
-        self._throttle = Throttle(settings.bytes_per_second, clock=clock, sleep=sleep)
+        self._throttle = Throttle(settings.bytes_per_second)
         self._lock = threading.Lock()
         self._waited: dict[TopicPartition, int] = {}
         self._uncleanable: dict[TopicPartition, Uncleanable] = {}
@@ -150,12 +143,29 @@ class Cleaning:
         Order of effects: the end of the pass (`local.cleaner.cleaner`) → the cleaner's swaps → the checkpoint → the
         history. Raises the error that made the log uncleanable.
         """
-        from policies.compaction import log_to_clean
+        from local.cleaner.cleaner import clean
+        from local.cleaner.offset_map import Buffer
+        from policies.compaction import log_to_clean, tombstones_below
 
-        snapshot = held.snapshot(now_ms)
+        snapshot, manifest, settings = held.snapshot(now_ms), held.manifest(), self.settings
         delay_ms = log_to_clean(snapshot).delay_ms
         try:
-            result = self._pass(held, directory, decision, snapshot, should_stop)
+            result = clean(
+                held.log,
+                apart_at=manifest.next_offset if manifest is not None else 0,
+                upto_offset=decision.upto_offset,
+                now_ms=now_ms,
+                delete_delay_ms=held.rules.file_delete_delay_ms,
+                delete_retention_ms=held.rules.delete_retention_ms,
+                tombstones_below=tombstones_below(snapshot, is_bucket_known=manifest is not None),
+                buffer=Buffer(size_bytes=settings.buffer_bytes, load_factor=settings.load_factor),
+                should_stop=should_stop,
+                throttle=lambda size_bytes: self._throttle.take(
+                    size_bytes, lambda: held.log.cleaning.is_aborted or should_stop()
+                ),
+                clock=time.monotonic,
+                announce=lambda: directory.write(CLEANER_REACHES),
+            )
         except CleaningAborted as error:
             _log.info("cleaner pass aborted: partition=%s why=%s", held.name, error)
             return None
@@ -167,7 +177,7 @@ class Cleaning:
         self._checkpoint(directory)
         self._uncleanable.pop(held.name, None)
         if result is not None:
-            more = {"delay_ms": delay_ms, "buffer_bytes": self.settings.buffer_bytes}
+            more = {"delay_ms": delay_ms, "buffer_bytes": settings.buffer_bytes}
             run = run_of(held.name, result, at_ms=now_ms, thread=self._thread(), **more)
             _log.info("%s", summary(run))
             self._note(directory, run)
@@ -182,36 +192,6 @@ class Cleaning:
                 raise
             what = "cannot write the cleaner checkpoint, the disk is full; the next round retries"
             _log.warning("%s: directory=%s error=%s", what, directory.root, error)
-
-    def _pass(
-        self,
-        held: Partition,
-        directory: LogDirectory,
-        decision: CleanLog,
-        snapshot: PartitionSnapshot,
-        should_stop: Callable[[], bool],
-    ) -> CleaningFigures | None:
-        from local.cleaner.cleaner import clean
-        from local.cleaner.offset_map import Buffer
-        from policies.compaction import tombstones_below
-
-        manifest, settings = held.manifest(), self.settings
-        return clean(
-            held.log,
-            apart_at=manifest.next_offset if manifest is not None else 0,
-            upto_offset=decision.upto_offset,
-            now_ms=snapshot.now_ms,
-            delete_delay_ms=held.rules.file_delete_delay_ms,
-            delete_retention_ms=held.rules.delete_retention_ms,
-            tombstones_below=tombstones_below(snapshot, is_bucket_known=manifest is not None),
-            buffer=Buffer(size_bytes=settings.buffer_bytes, load_factor=settings.load_factor),
-            should_stop=should_stop,
-            throttle=lambda size_bytes: self._throttle.take(
-                size_bytes, lambda: held.log.cleaning.is_aborted or should_stop()
-            ),
-            clock=self._clock,
-            announce=lambda: directory.write(CLEANER_REACHES),
-        )
 
     def _give_up(self, name: TopicPartition, directory: LogDirectory, reason: str, now_ms: int) -> None:
         self._uncleanable[name] = self._left_alone(reason, now_ms)

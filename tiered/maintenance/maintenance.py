@@ -28,11 +28,11 @@ from policies.plan import plan as plan_snapshots
 from policies.plan import plan_partition
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
-from tiered.maintenance.apply import Applied, Decide, apply_on_disk, apply_partition
+from tiered.maintenance.apply import Decide, apply_on_disk, apply_partition
 from tiered.maintenance.cleaning import Cleaning, reset_misplaced
 from tiered.maintenance.delete_records import DeletedRecords, delete_records
 from tiered.maintenance.remote_tasks import Due, RemoteTasks, due_tasks, on_disk
-from tiered.maintenance.upload_and_commit import Application, Clean
+from tiered.maintenance.upload_and_commit import Application, Applied, Clean
 from tiered.partition.partition import Partition
 from tiered.partition.partition_table import PartitionTable
 from tiered.read.view_places import maintain_views

@@ -64,7 +64,7 @@ from policies.retention import page_to_know
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import completes_commit
 from tiered.maintenance.apply import SENDING, apply_in_task
-from tiered.maintenance.upload_and_commit import Application, Clock
+from tiered.maintenance.upload_and_commit import Application
 from tiered.partition.partition import Partition
 from tiered.partition.partition_table import PartitionTable
 from tiered.topics.topic_admin import TopicDeletion
@@ -81,21 +81,20 @@ K = TypeVar("K", bound=Hashable)
 class RemoteTasks:
     """The two task pools of a manager. Thread safe."""
 
-    def __init__(self, table: PartitionTable, deletion: TopicDeletion, *, clock: Clock = time.monotonic) -> None:
+    def __init__(self, table: PartitionTable, deletion: TopicDeletion) -> None:
         copiers, expirers = table.opener.config.tier_threads
         self._table = table
         self._directories = table.directories
         self._opener = table.opener
         self._deletion = deletion
-        self._clock = clock
         self._now_ms = 0
         self._failed: set[TopicPartition] = set()
         # Keys whose task may have found `tier_lock` taken. A key is added before the attempt, removed after the lock
         # was acquired, and checked when the lock is released. So no key is missed.
         self._wants_copier: set[TopicPartition] = set()
         self._wants_expirer: set[TopicPartition] = set()
-        self.copier_pool: TaskPool[TopicPartition] = TaskPool(copiers, self._copy, clock=clock)
-        self.expirer_pool: TaskPool[_Key] = TaskPool(expirers, self._expire, name="remote-log-expiration", clock=clock)
+        self.copier_pool: TaskPool[TopicPartition] = TaskPool(copiers, self._copy)
+        self.expirer_pool: TaskPool[_Key] = TaskPool(expirers, self._expire, name="remote-log-expiration")
 
     def submit(self, name: TopicPartition, due: Due) -> None:
         if due.copies:
@@ -136,8 +135,8 @@ class RemoteTasks:
 
     def stop(self, deadline_s: float) -> bool:
         """Start nothing more and wait at most `deadline_s` for running tasks; whether all have ended."""
-        for pool in (self.copier_pool, self.expirer_pool):
-            pool.stop(0.0)
+        self.copier_pool.stop()
+        self.expirer_pool.stop()
         return self.wait_idle(deadline_s)
 
     def _copy(self, name: TopicPartition) -> bool:
@@ -211,7 +210,7 @@ class RemoteTasks:
             should_stop=lambda: (
                 self.copier_pool.is_stopping or held.is_deleted or not self._directories.is_online(held.name)
             ),
-            clock=self._clock,
+            clock=time.monotonic,
         )
         applied = apply_in_task(state, decide)
         if applied is None:
@@ -390,15 +389,13 @@ class TaskPool(Generic[K]):
         with self._changed:
             return self._changed.wait_for(lambda: not self._states, timeout_s)
 
-    def stop(self, deadline_s: float) -> bool:
-        """Start nothing more and wait at most `deadline_s` for running tasks; whether all have ended."""
+    def stop(self) -> None:
         with self._changed:
             self.is_stopping = True
             for key, _ in self._queue:
                 del self._states[key]
             self._queue.clear()
             self._changed.notify_all()
-        return self.wait_idle(deadline_s)
 
     def _hire(self) -> None:
         """Start one more thread if there is room and a key waits; the next `submit` retries a failed start."""

@@ -59,7 +59,17 @@ _log = logging.getLogger(__name__)
 
 COMMIT_S = 1.0  # longest wait of an upload for others to share a commit with
 Clock = Callable[[], float]
+_Upload = tuple[CopySegment, SegmentInfo, SegmentEntry]
 Clean = Callable[[Partition, LogDirectory, CleanLog], CleaningFigures | None]
+
+
+@dataclass(slots=True)
+class Applied:
+    """The effects of decisions on one partition; `skipped` holds decisions that no longer applied."""
+
+    done: list[Decision] = field(default_factory=list)
+    skipped: list[Decision] = field(default_factory=list)
+    cleaned: list[CleaningFigures] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,38 +91,17 @@ class Application:
     clean: Clean = lambda partition, directory, decision: None
     clock: Clock = lambda: 0.0  # constant by default, so that commits do not depend on the time
     rules: PartitionRules | None = None
-    done: list[Decision] = field(default_factory=list)
-    skipped: list[Decision] = field(default_factory=list)
-    cleaned: list[CleaningFigures] = field(default_factory=list)
+    applied: Applied = field(default_factory=Applied)
 
     def stops_uploads(self) -> bool:
         return self.should_stop() or self.partition.is_paused_now()
 
     def record(self, run: Sequence[Decision], done: Sequence[Decision]) -> None:
-        self.done += done
+        self.applied.done += done
         known = {id(decision) for decision in done}  # there may be thousands
-        self.skipped += [decision for decision in run if id(decision) not in known]
+        self.applied.skipped += [decision for decision in run if id(decision) not in known]
         for decision in done:
             _log.info("applied: partition=%s decision=%s", self.partition.name, decision)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CommitContext:
-    partition: Partition
-    metadata: MetadataLog
-    manifest: Manifest
-    snapshot: PartitionSnapshot
-
-
-@dataclass(slots=True)
-class _Group:
-    """Uploads that wait for their commit, in offset order. `began_s`: start of the first one."""
-
-    began_s: float = 0.0
-    size_bytes: int = 0
-    decisions: list[CopySegment] = field(default_factory=list)
-    infos: list[SegmentInfo] = field(default_factory=list)
-    entries: list[SegmentEntry] = field(default_factory=list)
 
 
 def copy_in_groups(state: Application, run: Sequence[CopySegment]) -> None:
@@ -120,66 +109,61 @@ def copy_in_groups(state: Application, run: Sequence[CopySegment]) -> None:
 
     Ends at the first changed segment, and at `stops_uploads`. Commits the earlier uploads before it raises an error.
     """
-    context = _commit_context(state)
-    group, reached = _Group(), 0
+    context = _CommitContext.of(state)
+    group, reached, began_s = list[_Upload](), 0, 0.0
     try:
         for decision in run:
-            info = None if state.stops_uploads() else _next_to_copy(context, decision, reached)
+            info = None if state.stops_uploads() else context.next_to_copy(decision, reached)
             if info is None:
                 break
-            began_s = state.clock()
-            entry = _uploaded(context, info)
+            began_s = began_s if group else state.clock()
+            entry = context.uploaded(info)
             if entry is None:
                 break
-            if not group.entries:
-                group.began_s = began_s
-            group.entries.append(entry)
-            group.infos.append(info)
-            group.decisions.append(decision)
-            group.size_bytes += info.size_bytes
-            reached = info.next_offset
-            if completes_commit(len(group.entries), group.size_bytes) or state.clock() - group.began_s >= COMMIT_S:
-                full, group = group, _Group()
-                _commit_group(context, full, state)
+            group.append((decision, info, entry))
+            reached, size_bytes = info.next_offset, sum(each.size_bytes for _, each, _ in group)
+            if completes_commit(len(group), size_bytes) or state.clock() - began_s >= COMMIT_S:
+                full, group = group, []
+                context.commit_group(full, state)
     except LogError as error:
         if not isinstance(error, Conflict):
             with suppress(Unavailable):  # then the uploads stay in the ledger
-                _commit_group(context, group, state)
+                context.commit_group(group, state)
         raise
-    _commit_group(context, group, state)
+    context.commit_group(group, state)
 
 
 def copy_in_one_commit(state: Application, run: Sequence[CopySegment]) -> list[CopySegment]:
     """Upload and commit all of `run` in one commit; `run`, or empty if the state changed or at `stops_uploads`."""
-    context = _commit_context(state)
-    infos = _whole(context, run)
+    context = _CommitContext.of(state)
+    infos = context.whole(run)
     if not infos:
         return []
     cut = min(context.snapshot.clean_cut, infos[-1].next_offset)
     uploads = []
     for info in infos:
-        entry = None if state.stops_uploads() else _uploaded(context, info)
+        entry = None if state.stops_uploads() else context.uploaded(info)
         if entry is None:
             return []
         uploads.append(entry)
     if state.partition.is_deleted:
-        _discard(context, uploads)
+        context.discard(uploads)
         return []
-    _commit(context, add_segments([replace(entry, cleaned_through=cut) for entry in uploads]), infos)
+    context.commit(add_segments([replace(entry, cleaned_through=cut) for entry in uploads]), infos)
     return list(run)
 
 
 def replace_remote(state: Application, decision: ReplaceRemote) -> bool:
     """Upload a segment and commit its entry in the place of others; False if the state changed."""
-    context = _commit_context(state)
-    if not _is_still_due(context, decision):
+    context = _CommitContext.of(state)
+    if not context.is_still_due(decision):
         return False
     info = next(info for info in context.snapshot.closed if info.base_offset == decision.base_offset)
-    uploaded = _uploaded(context, info)
+    uploaded = context.uploaded(info)
     if uploaded is None:
         return False
     entry = replace(uploaded, cleaned_through=context.snapshot.clean_cut)
-    _commit(context, replace_segments(entry, decision.ulids), [info])
+    context.commit(replace_segments(entry, decision.ulids), [info])
     return True
 
 
@@ -188,11 +172,11 @@ def advance_entries(state: Application, run: Sequence[AdvanceCleanedOffset]) -> 
 
     Returns their decisions. Equal counts mean equal records: cleaning only removes. Others are noted as shrunk.
     """
-    context = _commit_context(state)
+    context = _CommitContext.of(state)
     entries = {entry.ulid: entry for entry in context.manifest.segments}
     done = []
     for decision in run:
-        if not _is_still_due(context, decision):
+        if not context.is_still_due(decision):
             continue
         segment = state.partition.log.segment(decision.base_offset)
         if count_records(segment) == sum(entries[ulid].record_count for ulid in decision.ulids):
@@ -202,98 +186,98 @@ def advance_entries(state: Application, run: Sequence[AdvanceCleanedOffset]) -> 
     if done:
         cut = min(decision.cleaned_through for decision in done)
         ulids = [ulid for decision in done for ulid in decision.ulids]
-        _commit(context, advance_cleaned_offset(ulids, min(cut, context.manifest.next_offset)), [])
+        context.commit(advance_cleaned_offset(ulids, min(cut, context.manifest.next_offset)), [])
     return done
 
 
-def _commit_context(state: Application) -> _CommitContext:
-    metadata, manifest = state.partition.metadata, state.partition.manifest()
-    assert metadata is not None and manifest is not None  # noqa: PT018 - only a writer may upload (`tier_state`)
-    # The caller itself copies the marked segments.
-    snapshot = replace(state.partition.snapshot(state.now_ms), copying=frozenset())
-    return _CommitContext(partition=state.partition, metadata=metadata, manifest=manifest, snapshot=snapshot)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CommitContext:
+    partition: Partition
+    metadata: MetadataLog
+    manifest: Manifest
+    snapshot: PartitionSnapshot
 
+    @classmethod
+    def of(cls, state: Application) -> _CommitContext:
+        metadata, manifest = state.partition.metadata, state.partition.manifest()
+        assert metadata is not None and manifest is not None  # noqa: PT018 - only a writer may upload (`tier_state`)
+        # The caller itself copies the marked segments.
+        snapshot = replace(state.partition.snapshot(state.now_ms), copying=frozenset())
+        return cls(partition=state.partition, metadata=metadata, manifest=manifest, snapshot=snapshot)
 
-def _next_to_copy(context: _CommitContext, decision: CopySegment, uploaded_upto: int) -> SegmentInfo | None:
-    """The segment on the disk; None if it no longer exists, is committed, or would leave a hole."""
-    partition, manifest = context.partition, context.partition.manifest()
-    info = partition.closed_segment(decision.base_offset, decision.next_offset)
-    if info is None or manifest is None or info.base_offset < max(manifest.entries_end_offset, uploaded_upto):
-        return None
-    return None if _leaves_hole(partition, info, max(manifest.next_offset, uploaded_upto)) else info
-
-
-def _leaves_hole(partition: Partition, info: SegmentInfo, copied_upto: int) -> bool:
-    return any(
-        segment.next_offset > copied_upto and not segment.is_empty
-        for segment in partition.log.segments()
-        if segment.base_offset < info.base_offset
-    )
-
-
-def _commit_group(context: _CommitContext, group: _Group, state: Application) -> None:
-    if group.entries and context.partition.is_deleted:
-        _discard(context, group.entries)
-    elif group.entries:
-        _commit(context, add_segments(group.entries), group.infos)
-        state.record(group.decisions, group.decisions)
-
-
-def _discard(context: _CommitContext, entries: Sequence[SegmentEntry]) -> None:
-    """Delete the uploads of a deleted topic, except uploads whose commit was sent: it may have succeeded."""
-    uploads = context.partition.uploads.items().values()
-    tried = {each.entry.ulid for each in uploads if each.may_be_committed}
-    keys = keys_of(entry for entry in entries if entry.ulid not in tried)
-    delete_objects(context.metadata.store, context.partition.prefix, keys, DeleteReason.OWN_UPLOAD)
-
-
-def _whole(context: _CommitContext, run: Sequence[CopySegment]) -> list[SegmentInfo]:
-    cut, start = context.snapshot.clean_cut, context.manifest.next_offset
-    closed = context.snapshot.closed
-    found = [info for info in closed if start < info.next_offset <= cut and not info.is_empty]
-    ranges = [(info.base_offset, info.next_offset) for info in found]
-    is_same = ranges == [(decision.base_offset, decision.next_offset) for decision in run]
-    return found if is_same and found and found[0].base_offset >= context.manifest.entries_end_offset else []
-
-
-def _is_still_due(context: _CommitContext, decision: ReplaceRemote | AdvanceCleanedOffset) -> bool:
-    """Whether the policy would still decide this. False if the manifest itself lacks one of the entries."""
-    known = {entry.ulid for entry in context.manifest.segments}
-    due = [one for one in replacements(context.snapshot) if isinstance(one, type(decision))]
-    return known.issuperset(decision.ulids) and any(
-        (one.base_offset, one.next_offset, one.ulids) == (decision.base_offset, decision.next_offset, decision.ulids)
-        for one in due
-    )
-
-
-def _uploaded(context: _CommitContext, info: SegmentInfo) -> SegmentEntry | None:
-    """The segment's entry, uploaded now or earlier in this epoch; None if the log moved during the copy."""
-    partition, manifest = context.partition, context.manifest
-    segment = partition.log.segment(info.base_offset)
-    known = partition.uploads.find(segment, manifest.epoch)
-    if known is not None and known.entry.next_offset == info.next_offset:
-        return known.entry
-    try:
-        entry = copy_segment(
-            context.metadata.store,
-            partition.prefix,
-            segment_to_copy(partition.log, info),
-            epoch=manifest.epoch,
-            now_ms=context.snapshot.now_ms,
-            object_encoding=partition.object_encoding,
-            progress=partition.copy_progress(info),
-        )
-    except NotFound:
-        if segment.is_retired:
+    def next_to_copy(self, decision: CopySegment, uploaded_upto: int) -> SegmentInfo | None:
+        """The segment on the disk; None if it no longer exists, is committed, or would leave a hole."""
+        partition, manifest = self.partition, self.partition.manifest()
+        info = partition.closed_segment(decision.base_offset, decision.next_offset)
+        if info is None or manifest is None or info.base_offset < max(manifest.entries_end_offset, uploaded_upto):
             return None
-        raise
-    partition.uploads.add(segment, manifest.epoch, entry)
-    return entry
+        return None if self._leaves_hole(info, max(manifest.next_offset, uploaded_upto)) else info
 
+    def _leaves_hole(self, info: SegmentInfo, copied_upto: int) -> bool:
+        return any(
+            segment.next_offset > copied_upto and not segment.is_empty
+            for segment in self.partition.log.segments()
+            if segment.base_offset < info.base_offset
+        )
 
-def _commit(context: _CommitContext, change: Change, infos: Collection[SegmentInfo]) -> None:
-    partition, epoch = context.partition, context.manifest.epoch
-    used = {partition.log.segment(info.base_offset) for info in infos}
-    with partition.uploads.committing(used, epoch) as retired:
-        unlink = unlink_uploads(retired)
-        context.metadata.commit(lambda manifest: unlink(change(manifest)), context.snapshot.now_ms)
+    def commit_group(self, group: Sequence[_Upload], state: Application) -> None:
+        decisions, infos, entries = zip(*group, strict=True) if group else ((), (), ())
+        if entries and self.partition.is_deleted:
+            self.discard(entries)
+        elif entries:
+            self.commit(add_segments(entries), infos)
+            state.record(decisions, decisions)
+
+    def discard(self, entries: Sequence[SegmentEntry]) -> None:
+        """Delete the uploads of a deleted topic, except uploads whose commit was sent: it may have succeeded."""
+        uploads = self.partition.uploads.items().values()
+        tried = {each.entry.ulid for each in uploads if each.may_be_committed}
+        keys = keys_of(entry for entry in entries if entry.ulid not in tried)
+        delete_objects(self.metadata.store, self.partition.prefix, keys, DeleteReason.OWN_UPLOAD)
+
+    def whole(self, run: Sequence[CopySegment]) -> list[SegmentInfo]:
+        cut, start, closed = self.snapshot.clean_cut, self.manifest.next_offset, self.snapshot.closed
+        found = [info for info in closed if start < info.next_offset <= cut and not info.is_empty]
+        ranges = [(info.base_offset, info.next_offset) for info in found]
+        is_same = ranges == [(decision.base_offset, decision.next_offset) for decision in run]
+        return found if is_same and found and found[0].base_offset >= self.manifest.entries_end_offset else []
+
+    def is_still_due(self, decision: ReplaceRemote | AdvanceCleanedOffset) -> bool:
+        """Whether the policy would still decide this. False if the manifest itself lacks one of the entries."""
+        known = {entry.ulid for entry in self.manifest.segments}
+        wanted = decision.base_offset, decision.next_offset, decision.ulids
+        due = [one for one in replacements(self.snapshot) if isinstance(one, type(decision))]
+        return known.issuperset(decision.ulids) and any(
+            (one.base_offset, one.next_offset, one.ulids) == wanted for one in due
+        )
+
+    def uploaded(self, info: SegmentInfo) -> SegmentEntry | None:
+        """The segment's entry, uploaded now or earlier in this epoch; None if the log moved during the copy."""
+        partition, manifest = self.partition, self.manifest
+        segment = partition.log.segment(info.base_offset)
+        known = partition.uploads.find(segment, manifest.epoch)
+        if known is not None and known.entry.next_offset == info.next_offset:
+            return known.entry
+        try:
+            entry = copy_segment(
+                self.metadata.store,
+                partition.prefix,
+                segment_to_copy(partition.log, info),
+                epoch=manifest.epoch,
+                now_ms=self.snapshot.now_ms,
+                object_encoding=partition.object_encoding,
+                progress=partition.copy_progress(info),
+            )
+        except NotFound:
+            if segment.is_retired:
+                return None
+            raise
+        partition.uploads.add(segment, manifest.epoch, entry)
+        return entry
+
+    def commit(self, change: Change, infos: Collection[SegmentInfo]) -> None:
+        partition, epoch = self.partition, self.manifest.epoch
+        used = {partition.log.segment(info.base_offset) for info in infos}
+        with partition.uploads.committing(used, epoch) as retired:
+            unlink = unlink_uploads(retired)
+            self.metadata.commit(lambda manifest: unlink(change(manifest)), self.snapshot.now_ms)

@@ -1,1 +1,1 @@
-"""`LogManager`: every topic of one directory, both tiers, one process."""
+"""`LogManager`: every topic of one directory, both tiers, one process; its appends."""

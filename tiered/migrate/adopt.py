@@ -79,8 +79,8 @@ from tiered.node.writer_ids import ADOPT, COPY, DELETION, signed_for
 from tiered.observe.metrics import Form, Sample, exposition
 from tiered.partition.partition import coverage
 from tiered.partition.segment_inspection import SegmentInspector, segment_to_copy
+from tiered.stores.configured_store import check_writers
 from tiered.stores.object_encoding import encoding_of
-from tiered.stores.store_check import check_writers
 
 IN_DOUBT_BYTES = 256 << 20  # of a compacted partition: more than this is copied uncleaned if no segment is settled
 WORK_BYTES = 4 << 30  # of a compacted partition in one pass: the work directory needs this much room

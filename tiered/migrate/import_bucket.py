@@ -58,8 +58,7 @@ from tiered.jobs.bucket_copying import EPOCHS_APART
 from tiered.jobs.rewriting import RewriteCost, cost_of
 from tiered.jobs.runner import Clock, Failures, Here, LocalJob, run_job
 from tiered.partition.segment_inspection import SegmentInspector
-from tiered.read.external_partition import list_entries
-from tiered.read.external_segments import INTERVAL_BYTES, has_known_transactions, parse_lineage
+from tiered.read.external_partition import INTERVAL_BYTES, has_known_transactions, list_entries, parse_lineage
 from tiered.stores.object_encoding import EncodingChoice
 
 PIECE_BYTES = 8 << 20
@@ -167,7 +166,7 @@ def plan_import(
         raise InvalidRequest("cannot import the bucket, source and target are the same", store=source.url)
     imported = RemotePartitionName(name.topic, topic_id, name.partition)
     found: dict[str, Finding] = {}
-    entries = list_entries(source, layout, name, findings=found)
+    entries = list_entries(source, layout, name, found)
     log = MetadataLog(target, imported.prefix)
     manifest = log.load(exact=True)
     _check_ours(source, target, imported, manifest)

@@ -296,12 +296,8 @@ class WorkJournal:
         self, place: Callable[[], tuple[Storage, str]], *, pid: int, started_ms: int, interval_ms: int
     ) -> None:
         self._place = place
-        self._report = WorkReport(pid=pid, started_ms=started_ms, round_ms=started_ms, interval_ms=interval_ms)
+        self.report = WorkReport(pid=pid, started_ms=started_ms, round_ms=started_ms, interval_ms=interval_ms)
         self._written: WorkReport | None = None
-
-    @property
-    def report(self) -> WorkReport:
-        return self._report
 
     def note_round(
         self,
@@ -314,12 +310,12 @@ class WorkJournal:
         suspicion: ClockSuspicion | None = None,
     ) -> None:
         """Report a maintenance run; `of_node` is the error that ended it. Raises errors of the disk."""
-        known = {each.name: each for each in self._report.troubles}
+        known = {each.name: each for each in self.report.troubles}
         met: list[tuple[TopicPartition | None, LogError]] = [] if of_node is None else [(None, of_node)]
         met += [(name, problems[name]) for name in sorted(problems)]
         troubles = tuple(_next(known.get(name), name, error, now_ms) for name, error in met)
-        self._report = msgspec.structs.replace(
-            self._report,
+        self.report = msgspec.structs.replace(
+            self.report,
             round_ms=now_ms,
             wall_ms=wall_ms,
             doubted_ms=suspicion.since_ms if suspicion is not None else None,
@@ -331,14 +327,14 @@ class WorkJournal:
 
     def keep(self) -> None:
         storage, root = self._place()
-        replace_file(storage, join(root, REPORT_FILE), msgspec.json.encode(self._report))
-        self._written = self._report
+        replace_file(storage, join(root, REPORT_FILE), msgspec.json.encode(self.report))
+        self._written = self.report
 
     def _is_due(self) -> bool:
-        if self._written is None or self._written.is_ended != self._report.is_ended:
+        if self._written is None or self._written.is_ended != self.report.is_ended:
             return True
-        is_other = [_facts(each) for each in self._written.troubles] != [_facts(each) for each in self._report.troubles]
-        return is_other or not 0 <= self._report.round_ms - self._written.round_ms < KEEP_INTERVAL_MS
+        is_other = [_facts(each) for each in self._written.troubles] != [_facts(each) for each in self.report.troubles]
+        return is_other or not 0 <= self.report.round_ms - self._written.round_ms < KEEP_INTERVAL_MS
 
 
 def read_report(places: Sequence[tuple[Storage, str]]) -> WorkReport | None:

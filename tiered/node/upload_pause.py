@@ -1,11 +1,4 @@
-"""Pause the uploads of some topics, or of all, until they are resumed. Nothing is lost or skipped.
-
-| while a topic is paused | effect |
-|---|---|
-| uploads | none: no segment is copied, no entry replaced, no view built |
-| closed segments | wait on the disk despite `local.retention.*`: only committed segments are dropped, as always |
-| `retention.*` | still expires records in the bucket; with ``remote.log.copy.disable`` also records never copied |
-| resume | the next copy starts at the unchanged remote end, so the entries stay without a gap |
+"""Pause the uploads of some topics, or of all, until they are resumed (docs/how-to/pause-uploads.md). Nothing is lost.
 
 ``uploads-paused.json`` is at the root of every log directory and is replaced whole. The highest `version` is valid, so
 a disk that was offline during a change does not restore the old state. One process at a time writes it, under a lock of

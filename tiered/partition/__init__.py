@@ -1,1 +1,1 @@
-"""One partition: its open, its state, its appends, its figures."""
+"""One partition: its open, its state, its figures."""

@@ -20,7 +20,7 @@ from remote.fetch.range_reader import RemotePartition
 from remote.gc.pins import PinWatch
 from remote.keys import partition_prefix
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Manifest, PageEntry, PendingDelete, PendingPageDelete
+from remote.manifest.manifest import Manifest, PendingDelete, PendingPageDelete
 from remote.manifest.manifest_changes import Pending, disable_tier
 from remote.manifest.manifest_page import Rows
 from remote.manifest.writer_roles import WriterState
@@ -52,13 +52,8 @@ class SkewedDeleteTimer:
     """Counts the grace period of pending deletes with an unlink time in the future.
 
     The clock of the writer that unlinked them was ahead. A stamp ahead by more than `JUMP_MS` would keep the objects
-    for years:
-
-    | stamp of an object | end of its grace period |
-    |---|---|
-    | not ahead of the present time, or by JUMP_MS at most | stamp + grace period |
-    | ahead | once this process has counted one whole grace period, by a monotonic clock, since it first saw the stamp |
-    | ahead, and the present time later reaches it | stamp + grace period |
+    for years. Their grace period ends once this process has counted it whole, by a monotonic clock, since it first saw
+    the stamp; if the present time reaches the stamp earlier, the stamp counts as always.
 
     A reader may need an object for the grace period after the manifest that unlinked it. This process sees an object
     first after that manifest exists. So the object is never deleted early, whichever clock was wrong. Stamps in
@@ -341,10 +336,16 @@ class Partition:
 
         for _ in range(OLDEST_PAGES_MAX):
             page = page_to_know(snapshot)
-            if page is None:
+            if page is None or (page.key not in known and not may_ask):
                 break
-            if page.key not in known and not (may_ask and self._read_page(manifest, page, known)):
-                break
+            if page.key not in known:
+                assert self.metadata is not None, "a head comes with its chain"
+                try:
+                    known[page.key] = self.metadata.index(manifest).page(page)
+                except (Unavailable, NotFound) as error:
+                    what = "retention waits for a manifest page: partition=%s page=%s %s"
+                    _log.warning(what, self.name, page.key, error)
+                    break
             entries = known[page.key]
             at = len(snapshot.known_oldest())
             snapshot = replace(
@@ -354,15 +355,6 @@ class Partition:
                 known_pages=(*snapshot.known_pages, page),
             )
         return snapshot
-
-    def _read_page(self, manifest: Manifest, page: PageEntry, known: dict[str, Rows]) -> bool:
-        assert self.metadata is not None, "a head comes with its chain"
-        try:
-            known[page.key] = self.metadata.index(manifest).page(page)
-        except (Unavailable, NotFound) as error:
-            _log.warning("retention waits for a manifest page: partition=%s page=%s %s", self.name, page.key, error)
-            return False
-        return True
 
 
 def coverage(manifest: Manifest) -> Coverage:

@@ -63,10 +63,9 @@ from tiered.partition.reconciliation import check_agreement, check_same_records,
 from tiered.partition.tier_state import TierMachine
 from tiered.read.partition_source import PartitionSource
 from tiered.read.view_places import LocalViews, unannounced
-from tiered.stores.configured_store import store_options
+from tiered.stores.configured_store import StoreCheck, store_options
 from tiered.stores.object_encoding import encoding_of
 from tiered.stores.persistent_meter import PersistentMeter
-from tiered.stores.store_check import StoreCheck
 
 _log = logging.getLogger(__name__)
 

@@ -274,15 +274,13 @@ class PartitionTable:
             self.note(name, offline(root, error, partition=name))
 
 
-def open_read_only_all(
-    acquire: Acquire, waiting: Sequence[Partition], store_url: str = "", *, clock: Callable[[], float] = time.monotonic
-) -> list[LogError | None]:
+def open_read_only_all(acquire: Acquire, waiting: Sequence[Partition], store_url: str) -> list[LogError | None]:
     """Acquire the partitions of a read-only open in parallel. The error of each, in order; None on success."""
-    start_s = clock()
+    start_s = time.monotonic()
     unavailable: list[Unavailable] = []
 
     def look_up(partition: Partition) -> LogError | None:
-        if unavailable and clock() - start_s >= WAIT_MAX_S:
+        if unavailable and time.monotonic() - start_s >= WAIT_MAX_S:
             facts = {"partition": partition.name, "cause": unavailable[0].attempt}
             return Unavailable("cannot open the partition, the store did not reply for other partitions", **facts)
         error = acquire(partition)
@@ -301,15 +299,7 @@ def _lacks_room(error: LogError) -> bool:
 
 
 def flush_all(logs: Sequence[Log]) -> list[LogError | None]:
-    return side_by_side(_flush, logs, threads=SYNCS_AT_ONCE, name="flush")
-
-
-def _flush(log: Log) -> LogError | None:
-    try:
-        log.flush()
-    except LogError as error:
-        return error
-    return None
+    return side_by_side(lambda log: _attempt(log.flush), logs, threads=SYNCS_AT_ONCE, name="flush")
 
 
 def raise_first(failures: Sequence[LogError | None]) -> None:
@@ -367,7 +357,7 @@ def _results(
     if threads == 1 and len(jobs) == 1:
         for root, names in jobs.items():
             for name in names:
-                yield root, name, _attempt(open_log, name)
+                yield root, name, _attempt(partial(open_log, name))
         return
     from concurrent.futures import ThreadPoolExecutor, as_completed
 
@@ -376,7 +366,7 @@ def _results(
         try:
             for root, names in jobs.items():
                 pool = pools.enter_context(ThreadPoolExecutor(threads, thread_name_prefix="load"))
-                waiting |= {pool.submit(_attempt, open_log, name): (root, name) for name in names}
+                waiting |= {pool.submit(_attempt, partial(open_log, name)): (root, name) for name in names}
             for done in as_completed(waiting):
                 yield (*waiting[done], done.result())
         finally:
@@ -384,8 +374,8 @@ def _results(
                 each.cancel()
 
 
-def _attempt(open_log: Callable[[TopicPartition], Partition], name: TopicPartition) -> Partition | LogError:
+def _attempt(work: Callable[[], T]) -> T | LogError:
     try:
-        return open_log(name)
+        return work()
     except LogError as error:
         return error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
 import numpy as np
@@ -82,51 +83,40 @@ def count_records(segment: Segment) -> int:
     return count
 
 
+@dataclass(slots=True, eq=False)
 class SegmentInspector:
     """Check every batch of a segment during its upload.
 
     Each batch must be whole, match its CRC, decode, and fit its place, its leader epoch and the `indexes` (offset,
     time). Raises Corrupt at the first bytes that fail, and InvalidRequest at a message of format 0 or 1. Memory: the
     columns of some batches, the headers of all.
+
+    `aborted` is the ``.txnindex``, which `aborted_again` rebuilds; `on_wrong` gets a fault of `indexes`.
     """
 
-    def __init__(
-        self,
-        path: str,
-        base_offset: int,
-        next_offset: int,
-        epochs: tuple[tuple[int, int], ...],
-        indexes: tuple[bytes, bytes] | None = None,
-        *,
-        aborted: bytes | None = None,
-        interval_bytes: int = INTERVAL_BYTES,
-        on_wrong: Callable[[str], None] = lambda problem: None,
-        aborted_again: Callable[[str], bytes] | None = None,
-    ) -> None:
-        """`aborted`: the ``.txnindex``, which `aborted_again` rebuilds; `on_wrong` gets a fault of `indexes`."""
-        self._path = path
-        self._base_offset = base_offset
-        self._next_offset = next_offset
-        self._epochs = np.array([epoch for epoch, _ in epochs], np.int64)
-        self._epoch_starts = np.array([start for _, start in epochs], np.int64)
-        self._indexes = indexes
-        self._txn_index = aborted
-        self._interval_bytes = interval_bytes
-        self._on_wrong = on_wrong
-        self._aborted_again = aborted_again
-        self._transactions = TransactionScan()
-        self._tables: list[BatchTable] = []
-        self._seen_bytes = 0
-        self._records = 0
-        self._first_offset: int | None = None
-        self._last_offset: int | None = None
-        self._times: tuple[int, int] | None = None  # smallest, largest
+    path: str
+    base_offset: int
+    next_offset: int
+    epochs: tuple[tuple[int, int], ...]
+    indexes: tuple[bytes, bytes] | None = None
+    _: KW_ONLY
+    aborted: bytes | None = None
+    interval_bytes: int = INTERVAL_BYTES
+    on_wrong: Callable[[str], None] = lambda problem: None
+    aborted_again: Callable[[str], bytes] | None = None
+    _transactions: TransactionScan = field(default_factory=TransactionScan, init=False)
+    _tables: list[BatchTable] = field(default_factory=list, init=False)
+    _seen_bytes: int = field(default=0, init=False)
+    _records: int = field(default=0, init=False)
+    _first_offset: int | None = field(default=None, init=False)
+    _last_offset: int | None = field(default=None, init=False)
+    _times: tuple[int, int] | None = field(default=None, init=False)  # smallest, largest
 
     def take(self, data: memoryview) -> int:
         try:
             return self._take(data)
         except (Corrupt, InvalidRequest) as error:
-            facts = {"path": self._path, **error.facts}
+            facts = {"path": self.path, **error.facts}
             raise error.restated(f"cannot copy a segment: {error.attempt}", **facts) from error
 
     def facts(self) -> SegmentFacts:
@@ -156,44 +146,44 @@ class SegmentInspector:
             if len(times):
                 low, high = self._times or (int(times[0]), int(times[0]))
                 self._times = min(low, int(times.min())), max(high, int(times.max()))
-        if self._indexes is not None:
+        if self.indexes is not None:
             self._tables.append(table.moved(self._seen_bytes))
-        if self._txn_index is not None:
+        if self.aborted is not None:
             self._transactions.take(data, table)
         self._seen_bytes += table.valid_bytes
         return table.valid_bytes
 
     def _indexes_again(self) -> tuple[bytes, bytes] | None:
-        if self._indexes is None:
+        if self.indexes is None:
             return None
-        places, base = joined_tables(self._tables), self._base_offset
-        found = check_offset_index(self._indexes[0], base, places, path=self._path)
-        found += check_time_index(self._indexes[1], base, places, path=self._path)
+        places, base = joined_tables(self._tables), self.base_offset
+        found = check_offset_index(self.indexes[0], base, places, path=self.path)
+        found += check_time_index(self.indexes[1], base, places, path=self.path)
         wrong = next((each for each in found if each.severity is Severity.CORRUPT), None)
         if wrong is None:
             return None
-        _log.warning("rebuilt a wrong index of a segment for its copy: path=%s cause=%s", self._path, wrong.what)
-        made = build_indexes(places, base, self._interval_bytes)
-        self._on_wrong(wrong.what)
+        _log.warning("rebuilt a wrong index of a segment for its copy: path=%s cause=%s", self.path, wrong.what)
+        made = build_indexes(places, base, self.interval_bytes)
+        self.on_wrong(wrong.what)
         return bytes(made.offset), bytes(made.time)
 
     def _txn_index_again(self) -> bytes | None:
         """A rebuilt transaction index; None if the given one agrees with the batches. Raises Corrupt."""
-        if self._txn_index is None:
+        if self.aborted is None:
             return None
-        problem = self._problem_of(self._txn_index)
+        problem = self._problem_of(self.aborted)
         if problem is None:
             return None
-        made = self._aborted_again(problem) if self._aborted_again is not None else None
+        made = self.aborted_again(problem) if self.aborted_again is not None else None
         problem = problem if made is None else self._problem_of(made)
         if problem is not None:
-            raise Corrupt(f"cannot copy a segment, its transaction index is wrong: {problem}", path=self._path)
+            raise Corrupt(f"cannot copy a segment, its transaction index is wrong: {problem}", path=self.path)
         return made
 
     def _problem_of(self, data: bytes) -> str | None:
         try:
-            txn_index.check(data, self._base_offset, path=self._path)
-            return self._transactions.found().problem(txn_index.entries(data, path=self._path))
+            txn_index.check(data, self.base_offset, path=self.path)
+            return self._transactions.found().problem(txn_index.entries(data, path=self.path))
         except Corrupt as error:
             return error.attempt
 
@@ -204,10 +194,11 @@ class SegmentInspector:
             raise InvalidRequest("messages of format 0 or 1 cannot be tiered", at=at)
         ends = np.concatenate(([-1 if self._last_offset is None else self._last_offset], table.last_offsets))
         self._refuse(table, table.base_offsets <= ends[:-1], "its offsets decrease")
-        outside = (table.base_offsets < self._base_offset) | (table.last_offsets >= self._next_offset)
-        self._refuse(table, outside, "it exceeds its offset range in the log", next_offset=self._next_offset)
-        governing = np.searchsorted(self._epoch_starts, table.base_offsets, "right") - 1
-        of_another = (table.leader_epochs >= 0) & (table.leader_epochs != self._epochs[governing])
+        outside = (table.base_offsets < self.base_offset) | (table.last_offsets >= self.next_offset)
+        self._refuse(table, outside, "it exceeds its offset range in the log", next_offset=self.next_offset)
+        epochs, starts = np.array(self.epochs, np.int64).reshape(-1, 2).T
+        governing = np.searchsorted(starts, table.base_offsets, "right") - 1
+        of_another = (table.leader_epochs >= 0) & (table.leader_epochs != epochs[governing])
         self._refuse(table, of_another | (governing < 0), "a batch has another leader epoch")
         self._first_offset = int(table.base_offsets[0]) if self._first_offset is None else self._first_offset
         self._last_offset = int(table.last_offsets[-1])

@@ -36,7 +36,7 @@ from tiered.manager.manager import LogManager
 from tiered.plans.planning import basis_changes, plan_basis
 
 if TYPE_CHECKING:
-    from tiered.maintenance.apply import Applied
+    from tiered.maintenance.upload_and_commit import Applied
     from tiered.plans.planning import PricedPlan
 
 KIND = "tiered-plan"

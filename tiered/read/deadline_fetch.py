@@ -30,10 +30,6 @@ class Fetched:
     next_offset: int
     is_partial: bool
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(map(len, self.data))
-
 
 class Fetcher(AbstractContextManager["Fetcher"]):
     """Fetches from one reader. Thread safe; a context manager that cancels the running reads."""

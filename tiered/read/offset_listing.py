@@ -33,10 +33,7 @@ LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -5, -6
 
 
 def find_offset(
-    source: PartitionSource,
-    reader: TieredReader,
-    spec: OffsetSpec | int,
-    isolation: Isolation = Isolation.READ_UNCOMMITTED,
+    source: PartitionSource, reader: TieredReader, spec: OffsetSpec | int, isolation: Isolation
 ) -> FoundOffset | None:
     """The offset that `spec` means; None if there is none. Raises InvalidRequest, Unavailable."""
     if spec in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):

@@ -124,6 +124,27 @@ class PartitionSource:
             return None, max(offset, local_start)
         return entry, max(offset, entry.base_offset)
 
+    def check_start(self, start: int) -> None:
+        """Raise OffsetOutOfRange for a start outside the log."""
+        if self.known_manifest() is not None or not self.is_local(start):
+            first = self.start_offset()
+            if not first <= start <= self.next_offset():
+                raise out_of_range(self.partition, start, first, self.next_offset())
+
+    def why_missing(self, entry: SegmentEntry, offset: int) -> LogError:
+        """The error after a 404: the newest manifest distinguishes expiry, replacement and a lost object.
+
+        `exact`: without it, a reader whose manifest GC deleted may get that old manifest as the newest.
+        """
+        manifest = self.metadata.load(exact=True) if self.metadata is not None else None
+        if manifest is not None and offset < manifest.log_start_offset:
+            return out_of_range(self.partition, offset, manifest.log_start_offset, self.next_offset())
+        if manifest is not None and self.ask_of(manifest, lambda index: index.holds(entry)):
+            return Corrupt(
+                "cannot read a remote segment, its object is missing", partition=self.partition, object=entry.data_key
+            )
+        return NotFound("cannot read a remote segment, it was replaced; read again", object=entry.data_key)
+
     def unseen(self, offset: int) -> LogError:
         if self.log is None or self.is_disk_alone or offset < self.log.log_start_offset:
             return out_of_range(self.partition, offset, self.start_offset(), self.next_offset())
@@ -257,12 +278,10 @@ class Readable(ABC):
 
         Under READ_COMMITTED a stream of a bucket ends before the first transaction whose end is not in the bucket.
         """
+        from tiered.read.reader import CompactedReader, TieredReader
+
         if read_compacted:
-            from tiered.read.view_reader import CompactedReader
-
             return CompactedReader(self._source, isolation, view)
-        from tiered.read.reader import TieredReader
-
         return TieredReader(self._source, isolation)
 
     def list_offsets(

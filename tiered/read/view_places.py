@@ -1,12 +1,7 @@
 """The place of a partition's compacted views: its manifest, or its disk. One builder, two places.
 
-| | bucket | disk |
-|---|---|---|
-| for | a topic with a remote tier | a topic without one, or whose tier was disabled |
-| a run reads | the bucket alone | the local log |
-| horizon | the bucket's end, or its first undecided transaction | the last stable offset, as far as it is durable |
-| parts | objects, in the topic's object encoding | plain files (`LocalViews`) |
-| switched by | a commit | a replaced catalog |
+The bucket is the place for a topic with a remote tier: a run reads the bucket alone, and a commit switches the view.
+The disk is the place without one: a run reads the local log, and a replaced catalog switches the view (`LocalViews`).
 
 A topic that gets a remote tier keeps its local views. Readers and retention use a local view until the bucket has one
 of that name. The first run in the bucket:
@@ -30,10 +25,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from local.errors import AccessDenied, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
 from local.log import Log
@@ -67,7 +61,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 Change = Callable[[ViewCatalog], ViewCatalog]
-Where = Callable[[], tuple[Storage, str]]  # the storage and the partition's directory
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,35 +371,31 @@ class LocalViews:
 class ViewFiles(ObjectStore):
     """An object store of view parts on the disk. It refuses operations that only manifests need."""
 
-    def __init__(self, where: Where) -> None:
+    def __init__(self, where: Callable[[], tuple[Storage, str]]) -> None:
+        """`where` returns the storage and the partition's directory."""
         self._where = where
 
     @property
     def url(self) -> str:
-        return self._at().url
+        return self._on_disk(lambda files: files.url)
 
     def put(self, key: str, body: Body) -> None:
-        with _of_the_disk():
-            self._made().put(_below(key), body)
+        self._on_disk(lambda files: files.put(_below(key), body), makes=True)
 
     def put_if_absent(self, key: str, body: Body) -> NoReturn:
         raise InvalidRequest("cannot create a part of a view, this store accepts no create-if-absent", key=key)
 
     def upload(self, key: str, source: UploadSource) -> None:
-        with _of_the_disk():
-            self._made().upload(_below(key), source)
+        self._on_disk(lambda files: files.upload(_below(key), source), makes=True)
 
     def get(self, key: str) -> bytes:
-        with _of_the_disk():
-            return self._at().get(_below(key))
+        return self._on_disk(lambda files: files.get(_below(key)))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        with _of_the_disk():
-            return self._at().get_range(_below(key), start, length)
+        return self._on_disk(lambda files: files.get_range(_below(key), start, length))
 
     def head(self, key: str) -> ObjectInfo:
-        with _of_the_disk():
-            return self._at().head(_below(key))
+        return self._on_disk(lambda files: files.head(_below(key)))
 
     def list_prefixes(self, prefix: str) -> NoReturn:
         raise InvalidRequest("cannot list the parts of views, the catalog names them", prefix=prefix)
@@ -414,20 +404,23 @@ class ViewFiles(ObjectStore):
         raise InvalidRequest("cannot list the parts of views, the catalog names them", prefix=prefix)
 
     def delete(self, keys: Iterable[str]) -> None:
-        with _of_the_disk():
-            self._at().delete(map(_below, keys))
+        self._on_disk(lambda files: files.delete(map(_below, keys)))
 
     def close(self) -> None:
         """Nothing to close."""
 
-    def _at(self) -> FileStore:
+    def _on_disk(self, call: Callable[[FileStore], T], *, makes: bool = False) -> T:
+        """Run one call; errors are the disk's. `makes` creates the directory of the parts first."""
         storage, directory = self._where()
-        return FileStore(join(directory, VIEW_PARTS), storage=storage)
-
-    def _made(self) -> FileStore:
-        storage, directory = self._where()
-        storage.make_directory(join(directory, VIEW_PARTS))
-        return self._at()
+        try:
+            if makes:
+                storage.make_directory(join(directory, VIEW_PARTS))
+            return call(FileStore(join(directory, VIEW_PARTS), storage=storage))
+        except LogError as error:
+            cause = error.__cause__
+            if isinstance(cause, DiskFailed) or (isinstance(cause, AccessDenied) and isinstance(error, AccessDenied)):
+                raise cause from error
+            raise
 
 
 def _below(key: str) -> str:
@@ -435,14 +428,3 @@ def _below(key: str) -> str:
         wrong = "invalid name of a part of a view, it is not below the directory of the view"
         raise InvalidRequest(wrong, key=key, directory=VIEWS)
     return key.removeprefix(VIEWS)
-
-
-@contextmanager
-def _of_the_disk() -> Iterator[None]:
-    try:
-        yield
-    except LogError as error:
-        cause = error.__cause__
-        if isinstance(cause, DiskFailed) or (isinstance(cause, AccessDenied) and isinstance(error, AccessDenied)):
-            raise cause from error
-        raise

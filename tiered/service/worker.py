@@ -31,7 +31,7 @@ from tiered.node.problems import (
 )
 from tiered.service.observations import Observations, tracer
 from tiered.status.tier_history import TierJournal
-from tiered.stores.store_check import CLOCK_WAIT_S, StoreClock
+from tiered.stores.configured_store import CLOCK_WAIT_S, StoreClock
 
 _log = logging.getLogger(__name__)
 

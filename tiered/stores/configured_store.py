@@ -1,24 +1,33 @@
-"""The configured store, with its settings for objects and rates; one per manager."""
+"""The configured store, with its settings for objects and rates, the check of its guarantees, and its clock."""
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-from local.errors import LogError, Unavailable
+import msgspec
+
+from local.errors import InvalidRequest, LogError, NotFound, Unavailable
 from local.logdirs.log_dirs import LogDirectories
+from local.storage import Storage, join, replace_file
+from remote.gc.object_deletion import DeleteReason, delete_objects
+from remote.keys import PROBES, new_ulid
 from remote.store import ObjectStore
 from remote.store.middleware.deadlines_and_retries import Deadlines, RetryBudget, RetryPolicy, WatchedStore
 from remote.store.middleware.store_wrapper import ImmutableStore, StoreWrapper, ThrottledStore
 from remote.store.open_store import open_store
-from remote.store.s3_options import ObjectSettings
+from remote.store.s3_options import ObjectSettings, is_installed
 from tiered.config.config import Config
 from tiered.config.properties import DEFAULTS, IMMUTABLE, parse
-from tiered.config.secrets import keyed_store
+from tiered.config.secrets import keyed_store, without_secrets
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 OBJECT_SETTINGS = ("remote.storage.class", "remote.sse", "remote.sse.kms.key.id")
 COPY_RATE, FETCH_RATE = (f"remote.log.manager.{way}.max.bytes.per.second" for way in ("copy", "fetch"))
@@ -27,6 +36,15 @@ CALL_DEADLINE_S = 5.0  # a connection over a slow network, and two attempts
 ANSWERED_S = 60.0  # one call to a store that answers (`remote.store.middleware.deadlines_and_retries`): a large object
 RETRIES_MAX = 4.0  # retries of all calls together, until other calls succeed
 CLOSE_S = 1.0  # for the client of a store that did not answer
+FILE = "remote-store.json"
+MAX_AGE_MS = 7 * 86_400_000
+LATER_MS = 3_600_000  # until the next check of a store that could not be checked
+_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "HADOOP_CONF_DIR")
+_REFUSED = (
+    "cannot use a store that overwrites existing objects, two writers could both commit; if "
+    "no other process writes to it, set remote.single.writer=true"
+)
+CLOCK_WAIT_S = 5.0  # for the first answer, before the first maintenance
 
 
 def configured_store(config: Config, *, policy: RetryPolicy | None = None) -> ObjectStore | None:
@@ -105,10 +123,8 @@ def release(directory: LogDirectories, store: ObjectStore | None) -> None:
 class ShortDeadlineStore(WatchedStore):
     """A store with short deadlines while a command opens. Thread safe, except `haste`.
 
-    | phase | a call | after an unanswered call |
-    |---|---|---|
-    | in haste (`haste`) | is tried once, for HASTE_S at most | every further call fails at once, until its end |
-    | afterwards | is tried as any other store's | is tried as any other store's |
+    In `haste` a call is tried once, for HASTE_S at most; after an unanswered call every further call fails at once.
+    Outside it, calls are tried as those of any other store.
     """
 
     upload, close = StoreWrapper.upload, StoreWrapper.close  # `inner` has deadlines for them
@@ -150,10 +166,8 @@ class ShortDeadlineStore(WatchedStore):
 class BriefStore(WatchedStore):
     """A store that bounds the unanswered waits of all calls together. For reading commands. Thread safe.
 
-    | the store | unanswered waits, in total | then |
-    |---|---|---|
-    | has answered no call | CALL_DEADLINE_S | every further call fails at once |
-    | has answered a call | ANSWERED_S | every further call fails at once |
+    The bound is ANSWERED_S for a store that has answered a call, else CALL_DEADLINE_S. Then every further call fails at
+    once.
     """
 
     def __init__(
@@ -202,3 +216,152 @@ class BriefStore(WatchedStore):
             raise
         self._has_answered = True
         return found
+
+
+class _Remembered(msgspec.Struct):
+    url: str
+    create_if_absent: bool
+    way: str = ""
+    checked_ms: int = 0
+
+
+# Built at import: building it in two threads in parallel ends the process (msgspec 0.22).
+_REMEMBERED = msgspec.json.Decoder(_Remembered)
+
+
+class StoreCheck:
+    """Checks that a store creates only if absent, before the first write and weekly. Thread safe.
+
+    Without that primitive two writers can both commit, and each reads back only its own manifest. The disk of one then
+    drops segments that no manifest names. So a store that overwrites is refused, unless the operator declares a single
+    writer. The check includes racing creates: a store may refuse a second create and still check first and write later.
+
+    The log directory, `place`, records the answer for this URL, client, endpoint and options (a hash without secrets),
+    and for MAX_AGE_MS: another server may use the address later.
+    """
+
+    def __init__(
+        self, place: Callable[[], tuple[Storage, str]], *, is_single_writer: bool, options: Mapping[str, object]
+    ) -> None:
+        self._place = place
+        self._is_single_writer = is_single_writer
+        self._options = options
+        self._lock = threading.Lock()
+        self._checked_ms: int | None = None  # in this process
+        self._refusal: InvalidRequest | None = None
+        self._refused_ms = 0
+
+    def ensure(self, store: ObjectStore, now_ms: int) -> None:
+        """Check the store unless a recent answer is known. Raises InvalidRequest for a store that overwrites."""
+        with self._lock:
+            if not _is_fresh(self._checked_ms, now_ms):
+                found = self._remembered(store)
+                self._checked_ms = found if _is_fresh(found, now_ms) else self._ask(store, now_ms)
+
+    def renew(self, store: ObjectStore, now_ms: int) -> None:
+        """Check again if the answer is too old; nothing if no check was ever made. Raises as `ensure`.
+
+        While the store is unavailable its last answer holds. A refusal is raised again for an hour without a check.
+        """
+        if self._checked_ms is None or _is_fresh(self._checked_ms, now_ms):
+            return
+        if self._refusal is not None and 0 <= now_ms - self._refused_ms < LATER_MS:
+            # A new error for each calling thread: raising writes into an error.
+            raise InvalidRequest(self._refusal.attempt, **self._refusal.facts)
+        try:
+            self.ensure(store, now_ms)
+            self._refusal = None
+        except InvalidRequest as error:
+            self._refusal, self._refused_ms = error, now_ms
+            raise
+        except Unavailable as error:
+            _log.warning("cannot check the guarantees of the store again: %s", error)
+            self._checked_ms = now_ms - MAX_AGE_MS + LATER_MS
+
+    def _ask(self, store: ObjectStore, now_ms: int) -> int:
+        if _allows_writers(store, now_ms):
+            seen = _Remembered(url=store.url, create_if_absent=True, way=self._way(store), checked_ms=now_ms)
+            storage, root = self._place()
+            replace_file(storage, join(root, FILE), msgspec.json.encode(seen))
+        elif self._is_single_writer:
+            _log.warning("the store overwrites existing objects, two writers would lose records: store=%s", store.url)
+        else:
+            raise InvalidRequest(_REFUSED, store=store.url)
+        return now_ms
+
+    def _remembered(self, store: ObjectStore) -> int | None:
+        storage, root = self._place()
+        try:
+            found = _REMEMBERED.decode(storage.read(join(root, FILE)))
+        except (NotFound, msgspec.MsgspecError):
+            return None
+        is_same = found.create_if_absent and (found.url, found.way) == (store.url, self._way(store))
+        return found.checked_ms if is_same else None
+
+    def _way(self, store: ObjectStore) -> str:
+        named = {name: os.environ[name] for name in _ENDPOINTS if os.environ.get(name)}
+        client = "obstore" if store.url.startswith("s3:") and is_installed() else ""  # the meaning of client "auto"
+        described = msgspec.json.encode([client, without_secrets(self._options), named], order="sorted")
+        return hashlib.sha256(described).hexdigest()[:16]
+
+
+def check_writers(store: ObjectStore, now_ms: int) -> None:
+    """Check the store for a long-running writer without a log directory: a sidecar. Raises as `ensure`."""
+    if not _allows_writers(store, now_ms):
+        raise InvalidRequest(_REFUSED, store=store.url)
+
+
+def _allows_writers(store: ObjectStore, now_ms: int) -> bool:
+    # A store in this process' memory has one lock and no race to lose.
+    is_racing = not store.url.startswith("memory:")
+    from remote.store.probe import probe_store
+
+    return probe_store(store, now_ms=now_ms, is_racing=is_racing).allows_writers
+
+
+def _is_fresh(checked_ms: int | None, now_ms: int) -> bool:
+    """Whether an answer is recent. An answer from the future is not: a clock was wrong."""
+    return checked_ms is not None and 0 <= now_ms - checked_ms < MAX_AGE_MS
+
+
+def has_own_clock(url: str) -> bool:
+    return url.startswith(("s3://", "hdfs://"))
+
+
+def store_clock_of(store: ObjectStore | None, now_ms: Callable[[], int]) -> StoreClock | None:
+    return StoreClock(store, now_ms) if store is not None and has_own_clock(store.url) else None
+
+
+class StoreClock:
+    """Asks one store for its time, in its own thread, one request at a time, by the stamp of a new object.
+
+    S3 refuses requests that are signed with a time a quarter of an hour off: this counts as no answer.
+    """
+
+    def __init__(self, store: ObjectStore, now_ms: Callable[[], int]) -> None:
+        self._store = store
+        self._now_ms = now_ms
+        self._asking: threading.Thread | None = None
+
+    def ask(self, on_time: Callable[[int], None], wait_s: float = 0.0) -> None:
+        """Call `on_time` with the store's time if it answers; wait `wait_s` at most. One request at a time."""
+        if self._asking is None or not self._asking.is_alive():
+            asking = threading.Thread(target=self._ask, args=(on_time,), name="tiered-store-clock", daemon=True)
+            try:
+                asking.start()
+            except RuntimeError as error:
+                _log.warning("cannot read the time of the store, there is no thread for the request: cause=%s", error)
+                return
+            self._asking = asking
+        self._asking.join(wait_s)
+
+    def _ask(self, on_time: Callable[[int], None]) -> None:
+        key = f"{PROBES}{new_ulid(self._now_ms())}"
+        try:
+            self._store.put_if_absent(key, b"tiered clock\n")
+            stamped_ms = self._store.head(key).modified_ms
+            if stamped_ms is not None:
+                on_time(stamped_ms)
+            delete_objects(self._store, "", [key], DeleteReason.PROBE)
+        except LogError as error:
+            _log.warning("cannot read the time of the store: error=%s", error)

@@ -80,9 +80,8 @@ class PersistentMeter(MeteredStore):
         now_ms: int,
         *,
         read_only: bool = False,
-        counted: Callable[[], int] = counted_ms,
     ) -> None:
-        """`place` returns the directory for the file, `counted` monotonic ms; `read_only` writes nothing."""
+        """`place` returns the directory for the file; `read_only` writes nothing."""
         super().__init__(inner)
         self._place = place
         self._read_only = read_only
@@ -90,7 +89,7 @@ class PersistentMeter(MeteredStore):
         self._history: RequestHistory | None = None
         self._is_written, self._is_closed = True, False
         self._since_ms = self._kept_ms = self._now_ms = now_ms
-        self._steady_ms, self._opened_ms = counted, counted()
+        self._opened_ms = counted_ms()
 
     def keep(self, now_ms: int | None = None) -> None:
         """Write the counts: with `now_ms` only after KEEP_INTERVAL_MS. A disk error is only logged."""
@@ -129,7 +128,7 @@ class PersistentMeter(MeteredStore):
             return known
         since_ms = self._since_ms
         if since_ms < EARLIEST_MS <= self._now_ms:
-            since_ms = max(EARLIEST_MS, self._now_ms - (self._steady_ms() - self._opened_ms))
+            since_ms = max(EARLIEST_MS, self._now_ms - (counted_ms() - self._opened_ms))
         return RequestHistory(url=self.url, since_ms=since_ms, upto_ms=self._now_ms)
 
 

@@ -23,7 +23,7 @@ from tiered.config.properties import PROPERTIES, RELIEF_FREE_MIN
 from tiered.node.topic_registry import DeletedTopic, Topic
 from tiered.partition.partition_table import PartitionTable, raise_first
 from tiered.stores.parallel import side_by_side
-from tiered.topics.topic_creation import AskedTopic, TopicCreation
+from tiered.topics.topic_creation import AskedTopic, create_topics
 from tiered.topics.topic_dry_run import TopicDryRun
 
 if TYPE_CHECKING:
@@ -61,9 +61,8 @@ class TopicAdmin:
         self._registry = table.registry
         self._opener = table.opener
         self._directories = table.directories
-        self._creation = TopicCreation(table)
         self.deletion = TopicDeletion(table)
-        self.dry_run = TopicDryRun(table, self._creation)
+        self.dry_run = TopicDryRun(table)
 
     def all(self) -> list[Topic]:
         return self._registry.all()
@@ -85,7 +84,7 @@ class TopicAdmin:
     def create_all(self, requested: Sequence[AskedTopic], *, now_ms: int) -> list[Topic]:
         """As `create`, for several topics: all of them, or none if one is refused."""
         self._directories.check_writable()
-        return self._creation.create(requested, now_ms=now_ms)
+        return create_topics(self._table, requested, now_ms=now_ms)
 
     def alter(self, name: str, properties: Mapping[str, str], *, now_ms: int) -> Topic:
         """Change a topic's own settings (an empty value removes one); effective at once.

@@ -29,6 +29,7 @@ from local.errors import InvalidRequest, LogError
 from local.names import TopicPartition, check_topic, new_topic_id
 from tiered.node.topic_registry import Topic
 from tiered.partition.partition import Partition
+from tiered.partition.partition_opening import Opener
 from tiered.partition.partition_table import OPENERS, Loaded, PartitionTable, load_logs, raise_first
 from tiered.stores.parallel import side_by_side
 
@@ -42,55 +43,51 @@ class AskedTopic:
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
-class TopicCreation:
-    """Creates topics. Thread safe."""
+def check_new_topic(table: PartitionTable, requested: AskedTopic) -> Topic:
+    """The topic as it would be registered; checks the bucket if tiered. Raises as `create_topics`."""
+    topic = _checked(table, requested)
+    if topic.was_tiered:
+        table.opener.check_reachable(topic)
+    table.opener.check_room()
+    return topic
 
-    def __init__(self, table: PartitionTable) -> None:
-        self._table = table
-        self._registry = table.registry
-        self._opener = table.opener
 
-    def check(self, name: str, partitions: int, properties: Mapping[str, str] | None) -> Topic:
-        """The topic as it would be registered; checks the bucket if tiered. Raises as `create`."""
-        topic = self._checked(name, partitions, properties)
-        if topic.was_tiered:
-            self._opener.check_reachable(topic)
-        self._opener.check_room()
-        return topic
+def create_topics(table: PartitionTable, requested: Sequence[AskedTopic], *, now_ms: int) -> list[Topic]:
+    """Create these topics, or none if one is refused. Thread safe. Raises as `TopicAdmin.create`."""
+    names = [each.name for each in requested]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise InvalidRequest("cannot create topics, a name is repeated", topic=repeated)
+    topics = [_checked(table, each) for each in requested]
+    tiered = [each for each in topics if each.was_tiered]
+    side_by_side(table.opener.check_reachable, tiered, threads=OPENERS, name="new-topic")
+    with table.lock:
+        table.opener.check_room()
+        table.registry.add(*topics)
+        loaded = _make_logs(table.opener, topics, now_ms)
+        partitions = table.add(loaded)
+    failures = [each for each in loaded.values() if isinstance(each, LogError)]
+    raise_first(failures + table.acquire(partitions, now_ms))
+    return topics
 
-    def create(self, requested: Sequence[AskedTopic], *, now_ms: int) -> list[Topic]:
-        """Create these topics, or none if one is refused. Raises as `TopicAdmin.create`."""
-        names = [each.name for each in requested]
-        repeated = next((name for name in names if names.count(name) > 1), None)
-        if repeated is not None:
-            raise InvalidRequest("cannot create topics, a name is repeated", topic=repeated)
-        topics = [self._checked(each.name, each.partitions, each.properties) for each in requested]
-        tiered = [each for each in topics if each.was_tiered]
-        side_by_side(self._opener.check_reachable, tiered, threads=OPENERS, name="new-topic")
-        with self._table.lock:
-            self._opener.check_room()
-            self._registry.add(*topics)
-            loaded = self._make_logs(topics, now_ms)
-            partitions = self._table.add(loaded)
-        failures = [each for each in loaded.values() if isinstance(each, LogError)]
-        raise_first(failures + self._table.acquire(partitions, now_ms))
-        return topics
 
-    def _checked(self, name: str, partitions: int, properties: Mapping[str, str] | None) -> Topic:
-        check_topic(name)
-        topic = Topic(name=name, topic_id=new_topic_id(), partition_count=partitions, properties=dict(properties or {}))
-        self._opener.check_settings(topic)
-        self._registry.check_new(topic)
-        return replace(topic, was_tiered=True) if self._opener.begins_tiering(topic) else topic
+def _checked(table: PartitionTable, requested: AskedTopic) -> Topic:
+    check_topic(requested.name)
+    own = dict(requested.properties)
+    topic = Topic(name=requested.name, topic_id=new_topic_id(), partition_count=requested.partitions, properties=own)
+    table.opener.check_settings(topic)
+    table.registry.check_new(topic)
+    return replace(topic, was_tiered=True) if table.opener.begins_tiering(topic) else topic
 
-    def _make_logs(self, topics: Sequence[Topic], now_ms: int) -> Loaded:
-        of = {name: topic for topic in topics for name in topic.partitions()}
-        refused = self._opener.place(list(of))
 
-        def open_log(name: TopicPartition) -> Partition:
-            if name in refused:
-                raise refused[name]
-            return self._opener.open_log(name, of[name], now_ms, is_new=True)
+def _make_logs(opener: Opener, topics: Sequence[Topic], now_ms: int) -> Loaded:
+    of = {name: topic for topic in topics for name in topic.partitions()}
+    refused = opener.place(list(of))
 
-        threads = self._opener.config.int_of("num.recovery.threads.per.data.dir")
-        return load_logs({"": list(of)}, open_log, threads_per_directory=threads)
+    def open_log(name: TopicPartition) -> Partition:
+        if name in refused:
+            raise refused[name]
+        return opener.open_log(name, of[name], now_ms, is_new=True)
+
+    threads = opener.config.int_of("num.recovery.threads.per.data.dir")
+    return load_logs({"": list(of)}, open_log, threads_per_directory=threads)

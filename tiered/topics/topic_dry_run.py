@@ -10,12 +10,13 @@ from local.errors import LogError
 from local.names import TopicPartition
 from policies.snapshot import PartitionSnapshot
 from remote.keys import parse_topic_directory, partition_prefix
+from remote.manifest.catalog import list_topics
 from tiered.config.config import Setting
 from tiered.node.topic_registry import Topic
 from tiered.partition.partition import is_tier_disabled
 from tiered.partition.partition_status import partition_status
 from tiered.partition.partition_table import PartitionTable
-from tiered.topics.topic_creation import TopicCreation
+from tiered.topics.topic_creation import AskedTopic, check_new_topic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,26 +85,24 @@ class TopicLoss:
 class TopicDryRun:
     """Shows what a change of a topic would do. Thread safe; a read-only open suffices."""
 
-    def __init__(self, table: PartitionTable, creation: TopicCreation) -> None:
+    def __init__(self, table: PartitionTable) -> None:
         self._table = table
-        self._creation = creation
-        self._registry = table.registry
         self._opener = table.opener
-        self._store = table.opener.store
 
     def new_topic(self, name: str, partitions: int = 1, properties: Mapping[str, str] | None = None) -> NewTopic:
-        topic = self._creation.check(name, partitions, properties)
+        requested = AskedTopic(name=name, partitions=partitions, properties=properties or {})
+        topic, store = check_new_topic(self._table, requested), self._opener.store
         settings = self._opener.config.explain(name, topic.properties)
-        outranked = tuple(_outranked(settings, topic.properties))
-        if self._store is None or not topic.was_tiered:
-            return NewTopic(topic=topic, settings=tuple(settings), outranked=outranked)
-        from tiered.read.bucket_reader import topic_ids
-
-        namesakes = tuple(topic_ids(self._store, topic.name))
-        return NewTopic(topic=topic, settings=tuple(settings), outranked=outranked, namesakes=namesakes)
+        namesakes = list_topics(store, name) if store is not None and topic.was_tiered else []
+        return NewTopic(
+            topic=topic,
+            settings=tuple(settings),
+            outranked=_outranked(settings, topic.properties),
+            namesakes=tuple(topic_id for _, topic_id in namesakes),
+        )
 
     def altered_topic(self, name: str, properties: Mapping[str, str], *, now_ms: int) -> AlteredTopic:
-        before = self._registry.get(name)
+        before = self._table.registry.get(name)
         after, begins = self._opener.altered(before, properties)
         if begins:
             self._opener.check_reachable(after)
@@ -117,7 +116,7 @@ class TopicDryRun:
             topic=before,
             own=dict(after.properties),
             changes=tuple(ChangedSetting(*pair) for pair in zip(old, new, strict=True) if pair[0] != pair[1]),
-            outranked=tuple(_outranked(new, properties)),
+            outranked=_outranked(new, properties),
             begins_tiering=begins,
             gives_up_tier=gives_up,
             lost=tuple(self._tier_losses(after, now_ms)) if gives_up else (),
@@ -125,7 +124,7 @@ class TopicDryRun:
 
     def deleted_topic(self, name: str, *, now_ms: int) -> TopicLoss:
         """The loss that `TopicAdmin.delete` would cause, and the delaying pins and forks. Raises NotFound."""
-        topic = self._registry.get(name)
+        topic = self._table.registry.get(name)
         rules = self._opener.rules(topic)
         losses = [self._held_by(topic, each, now_ms) for each in self._losses(topic, now_ms)]
         return TopicLoss(
@@ -156,12 +155,12 @@ class TopicDryRun:
     def _held_by(self, topic: Topic, loss: PartitionLoss, now_ms: int) -> PartitionLoss:
         from remote.gc.pins import forks_of, is_over, list_pins
 
-        if self._store is None or not topic.was_tiered:
+        if (store := self._opener.store) is None or not topic.was_tiered:
             return replace(loss, pins=0)
         try:
             prefix = partition_prefix(topic.name, topic.topic_id, loss.partition.partition)
-            pins = list_pins(self._store, prefix)
-            forks = [each for each in sorted(forks_of(pins)) if not is_over(self._store, each)]
+            pins = list_pins(store, prefix)
+            forks = [each for each in sorted(forks_of(pins)) if not is_over(store, each)]
         except LogError as error:
             return replace(loss, trouble=loss.trouble or str(error))
         held = [each.expires_ms for each in pins if each.fork is None and each.expires_ms > now_ms]
@@ -181,8 +180,8 @@ def _loss(snapshot: PartitionSnapshot) -> PartitionLoss:
     )
 
 
-def _outranked(effective: Iterable[Setting], own: Mapping[str, str]) -> Iterator[Setting]:
-    return (each for each in effective if own.get(each.name) and each.origin in ("environment", "-X"))
+def _outranked(effective: Iterable[Setting], own: Mapping[str, str]) -> tuple[Setting, ...]:
+    return tuple(each for each in effective if own.get(each.name) and each.origin in ("environment", "-X"))
 
 
 def _name_of(prefix: str) -> str:

@@ -1,1 +1,1 @@
-"""Build compacted views; `tiered.read.view_reader` reads them."""
+"""Build compacted views; `tiered.read.reader` reads them."""

@@ -145,7 +145,7 @@ def consume(
 
 
 def _print_lost(reader: TieredReader, partitions: list[TopicPartition]) -> None:
-    from tiered.read.view_reader import CompactedReader
+    from tiered.read.reader import CompactedReader
 
     if not isinstance(reader, CompactedReader):
         return

@@ -117,7 +117,7 @@ def _started(
     session: Session, stack: ExitStack, seen: Observations, interval: str | None, *, is_once: bool, takes_over: bool
 ) -> Worker:
     from tiered.service.worker import Worker
-    from tiered.stores.store_check import store_clock_of
+    from tiered.stores.configured_store import store_clock_of
 
     manager = stack.enter_context(session.manager(is_daemon=True, observations=seen, takes_over=takes_over))
     stack.enter_context(copy_progress(session, manager))

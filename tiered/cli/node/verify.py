@@ -151,9 +151,9 @@ def _index_intervals(session: Session, storage: Storage) -> tuple[int, dict[str,
 def _own_names() -> frozenset[str]:
     from tiered.node import problems, topic_registry, upload_pause
     from tiered.status import tier_history
-    from tiered.stores import persistent_meter, store_check
+    from tiered.stores import configured_store, persistent_meter
 
-    modules = (topic_registry, store_check, persistent_meter, tier_history, upload_pause)
+    modules = (topic_registry, configured_store, persistent_meter, tier_history, upload_pause)
     return frozenset((*(module.FILE for module in modules), problems.REPORT_FILE, upload_pause.LOCK))
 
 

@@ -48,8 +48,7 @@ from remote.store import ObjectStore
 from tiered.jobs.runner import packed
 from tiered.read.external_partition import external_source
 from tiered.read.partition_source import PartitionSource
-from tiered.read.reader import TieredReader
-from tiered.read.view_reader import CompactedReader, lost_behind, no_view
+from tiered.read.reader import CompactedReader, TieredReader, lost_behind, no_view
 from tiered.spark.options import EARLIEST, LATEST, Bound, BoundKind, ReadOptions
 
 CACHE_BYTES = 64 << 20

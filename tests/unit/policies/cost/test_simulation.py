@@ -21,7 +21,7 @@ from policies.cost.simulation import (
 from policies.rules import PartitionRules
 from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
-from tiered.stores.store_check import StoreCheck
+from tiered.stores.configured_store import StoreCheck
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from remote.external.external_layout import LayoutOptions
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.store_wrapper import MeteredStore
 from tiered.read.bucket_reader import RemoteLog, open_remote
-from tiered.read.external_segments import built_indexes, position_of
+from tiered.read.external_partition import built_indexes, position_of
 
 COMMITTED = Isolation.READ_COMMITTED
 

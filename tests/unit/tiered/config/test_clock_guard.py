@@ -9,7 +9,7 @@ from local.errors import AccessDenied
 from remote.store import Body
 from remote.store.memory_store import MemoryStore
 from tiered.config.clock_guard import JUMP_MS, ClockGuard, ClockSuspicion, counted_ms
-from tiered.stores.store_check import StoreClock, has_own_clock
+from tiered.stores.configured_store import StoreClock, has_own_clock
 
 MINUTE = 60_000
 HOLD = 60  # minutes

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from disk_model import ModelDisk
@@ -18,6 +19,8 @@ from local.format.record import Record
 from local.log import Log, checkpoints
 from local.log.log_state import Cleaning as Gate
 from local.names import TopicPartition
+from local.storage.throttle import Throttle
+from tiered.maintenance import cleaning
 from tiered.maintenance.cleaning import LOGS_PER_THREAD
 from tiered.manager.manager import LogManager
 from tiered.service.worker import Worker
@@ -245,13 +248,14 @@ def test_cleaner_checkpoint_outside_its_log_is_corrected_without_a_cleaning(worl
         assert checkpoints.read_offsets(world.disk, path) == {NAME: 50}
 
 
-def test_cleaner_throttle_is_shared_by_all_threads_and_counts_reads_and_writes(world: World) -> None:
+def test_cleaner_throttle_is_shared_by_all_threads_and_counts_reads_and_writes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with world.open(log_cleaner_threads="2", log_cleaner_io_max_bytes_per_second="1000") as manager:
         slept: list[float] = []
-        at = iter_clock(slept)
-        from tiered.maintenance.cleaning import CleanerSettings, Cleaning
-
-        manager.cleaning = Cleaning(CleanerSettings.of(manager.config), clock=at, sleep=slept.append)
+        throttle = partial(Throttle, clock=iter_clock(slept), sleep=slept.append)
+        monkeypatch.setattr(cleaning, "Throttle", throttle)
+        manager.cleaning = cleaning.Cleaning(cleaning.CleanerSettings.of(manager.config))
         manager.maintenance.cleaning = manager.cleaning
         dirty(manager, 2)
         settle(manager)

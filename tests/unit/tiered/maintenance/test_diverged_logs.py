@@ -21,7 +21,7 @@ from tiered.maintenance.apply import apply_on_disk, apply_partition
 from tiered.maintenance.upload_and_commit import Application
 from tiered.manager.manager import LogManager
 from tiered.node.writer_ids import DELETION
-from tiered.stores.store_check import StoreCheck
+from tiered.stores.configured_store import StoreCheck
 
 COPIED, ONLY_HERE = 20, 80
 COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}

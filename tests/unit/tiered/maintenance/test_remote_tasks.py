@@ -108,10 +108,11 @@ def test_stopped_pool_starts_no_queued_task_and_waits_for_running_ones() -> None
     gate.wait_begun(1)
     copier_pool.submit("b")
     copier_pool.submit("a")
-    assert not copier_pool.stop(0.0), "the running task must not be finished yet"
+    copier_pool.stop()
+    assert not copier_pool.wait_idle(0.0), "the running task must not be finished yet"
     assert not copier_pool.submit("c")
     gate.open()
-    assert copier_pool.stop(LIMIT_S)
+    assert copier_pool.wait_idle(LIMIT_S)
     assert gate.begun == ["a"]
 
 

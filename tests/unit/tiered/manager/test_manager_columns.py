@@ -13,7 +13,7 @@ from local.errors import InvalidRequest
 from local.format.record import Record
 from local.names import TopicPartition
 from local.records.record_columns import record_columns
-from tiered.partition.appending import Partitioner
+from tiered.manager.manager import Partitioner
 
 RECORDS = [Record(None if at % 11 == 3 else b"k%d" % (at % 97), b"value %d" % at, NOW + at) for at in range(500)]
 TABLE = pa.table(

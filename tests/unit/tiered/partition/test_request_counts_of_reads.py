@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from manager_world import DAY, NOW, TIERED, World, send, settle
@@ -113,7 +114,9 @@ def _partitions(world: World) -> tuple[LogManager, list[Partition]]:
     return manager, manager.partitions.all()
 
 
-def test_after_the_time_limit_a_store_without_answers_gets_no_more_requests(world: World) -> None:
+def test_after_the_time_limit_a_store_without_answers_gets_no_more_requests(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     manager, held = _partitions(world)
     now, asked = [0.0], []
 
@@ -122,8 +125,9 @@ def test_after_the_time_limit_a_store_without_answers_gets_no_more_requests(worl
         now[0] += partition_table.WAIT_MAX_S / 3
         return Unavailable("cannot read an object, no answer by the deadline")
 
+    monkeypatch.setattr(partition_table, "time", SimpleNamespace(monotonic=lambda: now[0]))
     with manager:
-        found = partition_table.open_read_only_all(silent, held, "file:///b", clock=lambda: now[0])
+        found = partition_table.open_read_only_all(silent, held, "file:///b")
     assert len(found) == len(held)
     assert all(isinstance(error, Unavailable) for error in found)
     assert 3 <= len(asked) <= 2 + partition_table.DISK_LOOKERS
@@ -135,7 +139,9 @@ def test_after_the_time_limit_a_store_without_answers_gets_no_more_requests(worl
 
 
 @pytest.mark.parametrize("error", [None, Corrupt("reading a head")], ids=["slow and sound", "slow and damaged"])
-def test_slow_store_that_answers_is_asked_about_every_partition(world: World, error: LogError | None) -> None:
+def test_slow_store_that_answers_is_asked_about_every_partition(
+    world: World, error: LogError | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     manager, held = _partitions(world)
     now = [0.0]
 
@@ -143,8 +149,9 @@ def test_slow_store_that_answers_is_asked_about_every_partition(world: World, er
         now[0] += partition_table.WAIT_MAX_S
         return error
 
+    monkeypatch.setattr(partition_table, "time", SimpleNamespace(monotonic=lambda: now[0]))
     with manager:
-        assert partition_table.open_read_only_all(slow, held, "s3://b", clock=lambda: now[0]) == [error] * len(held)
+        assert partition_table.open_read_only_all(slow, held, "s3://b") == [error] * len(held)
 
 
 def test_remote_store_is_asked_about_all_topics_in_parallel(world: World) -> None:

@@ -20,7 +20,7 @@ from remote.store.open_store import open_store
 from tiered.cli.main import invoke
 from tiered.migrate.import_bucket import plan_import, run_import
 from tiered.read.bucket_reader import RemoteLog
-from tiered.read.external_segments import hidden
+from tiered.read.external_partition import hidden
 
 Epochs = dict[int, int]
 SEGMENTS = 5

@@ -14,7 +14,7 @@ from local.names import TopicPartition
 from remote.store.memory_store import MemoryStore
 from tiered.jobs.ingest import commit_ingest, plan_ingest
 from tiered.jobs.ingest_task import IngestTask
-from tiered.partition.appending import murmur2
+from tiered.manager.manager import murmur2
 from tiered.read.bucket_reader import RemoteLog
 from tiered.spark.sink import Router
 

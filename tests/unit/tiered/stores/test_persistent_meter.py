@@ -17,6 +17,7 @@ from remote.store import ranged_source
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.store_wrapper import MeteredStore, RequestCounts
 from tiered.cost.topic_cost import cost_report
+from tiered.stores import persistent_meter
 from tiered.stores.persistent_meter import FILE, PersistentMeter, RequestHistory, added, month_of, read_history
 
 ORDERS, CLICKS = "orders-" + "A" * 22, "clicks-" + "B" * 22
@@ -255,11 +256,12 @@ def test_monthly_forecast_uses_the_recent_requests_only():
     assert history.total().puts > 100_000
 
 
-def test_first_start_with_an_unset_clock_does_not_begin_in_1970():
+def test_first_start_with_an_unset_clock_does_not_begin_in_1970(monkeypatch):
     """The correct time comes with a maintenance round, or never."""
     disk, counted = ModelDisk(), [5_000]
     disk.make_directory("./d")
-    meter = PersistentMeter(MemoryStore("memory://b"), lambda: (disk, "./d"), 60_000, counted=lambda: counted[0])
+    monkeypatch.setattr(persistent_meter, "counted_ms", lambda: counted[0])
+    meter = PersistentMeter(MemoryStore("memory://b"), lambda: (disk, "./d"), 60_000)
     meter.put(f"{ORDERS}/0/x", b"1")
     meter.keep(90_000)
     meter.keep()

@@ -10,7 +10,7 @@ from disk_model import ModelDisk
 from local.errors import AlreadyExists, InvalidRequest, Unavailable
 from remote.store.memory_store import MemoryStore
 from remote.store.probe import RACERS
-from tiered.stores.store_check import FILE, LATER_MS, MAX_AGE_MS, StoreCheck
+from tiered.stores.configured_store import FILE, LATER_MS, MAX_AGE_MS, StoreCheck
 
 NOW = 1_700_000_000_000
 URL = "s3://bucket/root"
@@ -52,7 +52,7 @@ def disk():
 
 
 def check(disk, *, single=False, options=None):
-    return StoreCheck(lambda: (disk, "."), is_single_writer=single, options=options)
+    return StoreCheck(lambda: (disk, "."), is_single_writer=single, options=options or {})
 
 
 def asked(disk, now_ms, *, url=URL, options=None):

@@ -13,7 +13,7 @@ from manager_world import NOW, World
 
 from local.errors import Unavailable
 from remote.store.memory_store import MemoryStore
-from tiered.stores.store_check import StoreClock
+from tiered.stores.configured_store import StoreClock
 from tiered.web.http.server import Answering
 from tiered.web.pages.manager_cache import DataLoader, ManagerCache
 

@@ -12,7 +12,8 @@ from local.format.record import Record
 from local.log import Durability, Log
 from local.names import TopicPartition
 from local.settings import LogSettings
-from tiered.partition.appending import append_shares, flush_all
+from tiered.manager.manager import append_shares
+from tiered.partition.partition_table import flush_all
 
 PATIENCE_S = 60
 NAMES = [TopicPartition("t", number) for number in range(3)]

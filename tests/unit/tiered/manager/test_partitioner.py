@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from local.format.record import Record
-from tiered.partition.appending import Partitioner, murmur2
+from tiered.manager.manager import Partitioner, murmur2
 
 
 @pytest.mark.parametrize(
