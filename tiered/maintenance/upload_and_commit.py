@@ -74,23 +74,15 @@ class Applied:
 
 @dataclass(slots=True, kw_only=True)
 class Application:
-    """One application of decisions to a partition, and its effects so far.
-
-    | field | meaning |
-    |---|---|
-    | `where` | the log directory; called under the partition's lock, because the partition may move |
-    | `should_stop` | called before each run of decisions of one kind, and before each copy |
-    | `clean` | does a cleaning (`tiered.maintenance.cleaning`); only maintenance cleans, no task |
-    | `rules` | those of the plan (None: the current ones); with other rules now, nothing is expired or deleted |
-    """
+    """One application of decisions to a partition, and its effects so far."""
 
     partition: Partition
     now_ms: int
-    where: Callable[[], LogDirectory]
-    should_stop: Callable[[], bool] = lambda: False
-    clean: Clean = lambda partition, directory, decision: None
+    where: Callable[[], LogDirectory]  # called under the partition's lock, because the partition may move
+    should_stop: Callable[[], bool] = lambda: False  # called before each run of one kind, and before each copy
+    clean: Clean = lambda partition, directory, decision: None  # only maintenance cleans, no task
     clock: Clock = lambda: 0.0  # constant by default, so that commits do not depend on the time
-    rules: PartitionRules | None = None
+    rules: PartitionRules | None = None  # of the plan (None: current); with others now, nothing is expired or deleted
     applied: Applied = field(default_factory=Applied)
 
     def stops_uploads(self) -> bool:

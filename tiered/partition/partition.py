@@ -89,15 +89,9 @@ class SkewedDeleteTimer:
 class Partition:
     """One partition: its log, its remote tier, its rules.
 
-    | field | meaning |
-    |---|---|
-    | `metadata`, `remote`, `pins` | None before the first contact with the bucket |
-    | `on_copied` | progress of a copy: base offset, bytes done, bytes in all; called from the reading thread |
-    | `ahead` | times the pending deletes whose unlink time is in the future |
-    | `end_offset_at_open` | log end offset when the log was opened; None for an empty log |
-
     `tier_lock` guards remote state, `lock` local state. Order: `tier_lock`, then `lock`. Only a task in its own thread
-    (`tiered.maintenance.remote_tasks`) waits for the store, under `tier_lock` and never under `lock`.
+    (`tiered.maintenance.remote_tasks`) waits for the store, under `tier_lock` and never under `lock`. `on_copied` is
+    called from the thread that reads the segment.
     """
 
     name: TopicPartition
@@ -105,7 +99,7 @@ class Partition:
     rules: PartitionRules
     log: Log
     tier: TierMachine
-    metadata: MetadataLog | None = None
+    metadata: MetadataLog | None = None  # as the next two: None before the first contact with the bucket
     remote: RemotePartition | None = None
     pins: PinWatch | None = None
     object_encoding: ObjectEncoding = PLAIN_ENCODING
@@ -116,7 +110,7 @@ class Partition:
     uploads: Uploads = field(default_factory=Uploads)
     lock: threading.RLock = field(default_factory=partial(ranked_lock, LockRank.PARTITION))
     tier_lock: threading.RLock = field(default_factory=partial(ranked_lock, LockRank.TIER))
-    end_offset_at_open: int | None = None
+    end_offset_at_open: int | None = None  # None for an empty log
     local_views: LocalViews | None = None
 
     @property

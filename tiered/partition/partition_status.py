@@ -16,16 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionStatus:
-    """Sizes and lags of one partition, in bytes of ``.log`` data. Without a tier `remote_next_offset` is None.
-
-    | field | meaning |
-    |---|---|
-    | `lag_*` | closed and not yet copied; zero while copying is disabled (KIP-950) |
-    | `lag_since_ms` | when the oldest segment became due for copying; None if none is due, or only by size |
-    | `at_risk_bytes` | segments with retained records of which the bucket lacks some |
-    | `remote_bytes` | log data in the bucket; the billed bytes are in `tiered.status.status_report` |
-    | `overdue_*` | pending deletes older than the grace period that are still in the bucket |
-    """
+    """Sizes and lags of one partition, in bytes of ``.log`` data. Without a tier `remote_next_offset` is None."""
 
     partition: TopicPartition
     is_tiered: bool
@@ -36,14 +27,14 @@ class PartitionStatus:
     local_segments: int
     local_bytes: int
     remote_segments: int
-    remote_bytes: int
-    lag_segments: int
+    remote_bytes: int  # the billed bytes are in `tiered.status.status_report`
+    lag_segments: int  # closed and not yet copied; zero while copying is disabled (KIP-950)
     lag_bytes: int
-    at_risk_bytes: int
+    at_risk_bytes: int  # segments with retained records of which the bucket lacks some
     unlinked_bytes: int
     cleaner_offset: int | None
-    lag_since_ms: int | None = None
-    overdue_bytes: int = 0
+    lag_since_ms: int | None = None  # since when a copy is due; None if none is due, or only by size
+    overdue_bytes: int = 0  # pending deletes older than the grace period
     overdue_since_ms: int | None = None
     paused: Pause | None = None
 

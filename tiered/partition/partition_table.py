@@ -69,10 +69,10 @@ class PartitionTable:
 
     def load(self, now_ms: int, *, threads: int, progress: OnProgress) -> None:
         self.directories.on_offline = self._note_offline
-        topics = {topic.name: topic for topic in map(self._as_tiered, self.registry.all()) if topic is not None}
+        topics = [topic for topic in map(self._as_tiered, self.registry.all()) if topic is not None]
         jobs: dict[str, list[TopicPartition]] = {}
         homeless = []
-        for name in (name for topic in topics.values() for name in topic.partitions()):
+        for name in (name for topic in topics for name in topic.partitions()):
             try:
                 root = self.directories.root_of(name)
             except LogError as error:
@@ -84,9 +84,7 @@ class PartitionTable:
             else:
                 jobs.setdefault(root, []).append(name)
 
-        def open_log(name: TopicPartition) -> Partition:
-            return self.opener.open_log(name, topics[name.topic], now_ms)
-
+        open_log = partial(self._open_log, now_ms)
         loaded = load_logs(jobs, open_log, threads_per_directory=threads, progress=progress)
         partitions = self.add(loaded | load_logs({"": homeless}, open_log, threads_per_directory=1))
         partitions.sort(key=lambda each: each.name)
@@ -101,12 +99,9 @@ class PartitionTable:
         if not any(_lacks_room(each) for each in list(self._unopened.values())):
             return
 
-        def open_log(name: TopicPartition) -> Partition:
-            return self.opener.open_log(name, self.registry.get(name.topic), now_ms)
-
         with self.lock:
             names = [name for name, error in self._unopened.items() if _lacks_room(error)]
-            for each in self.add(load_logs({"": names}, open_log, threads_per_directory=1)):
+            for each in self.add(load_logs({"": names}, partial(self._open_log, now_ms), threads_per_directory=1)):
                 self._unopened.pop(each.name, None)
                 self.forget(each.name)
                 _log.info("a log was opened after the disk had space again: partition=%s", each.name)
@@ -145,6 +140,9 @@ class PartitionTable:
 
     def retry(self, names: Iterable[TopicPartition], *, now_ms: int) -> None:
         raise_first(self.acquire([self.find(name) for name in names], now_ms))
+
+    def _open_log(self, now_ms: int, name: TopicPartition) -> Partition:
+        return self.opener.open_log(name, self.registry.get(name.topic), now_ms)
 
     def _as_tiered(self, topic: Topic) -> Topic | None:
         try:

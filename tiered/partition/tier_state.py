@@ -202,16 +202,11 @@ class Uploads:
 
     It is in the memory of this process: after a restart, uploads without a commit are orphans. The holder of
     `tier_lock` changes it; any thread may read it.
-
-    | attribute | meaning |
-    |---|---|
-    | `copying` | base offsets of the segments being copied, which must stay unchanged |
-    | `shrunk` | by base offset: segments that hold fewer records than their entries |
     """
 
     def __init__(self) -> None:
-        self.copying: frozenset[int] = frozenset()
-        self.shrunk: dict[int, Segment] = {}
+        self.copying: frozenset[int] = frozenset()  # base offsets of segments being copied, which must stay unchanged
+        self.shrunk: dict[int, Segment] = {}  # by base offset: segments that hold fewer records than their entries
         self._of: dict[Segment, Upload] = {}
         self._has_removed_doubtful = False
 

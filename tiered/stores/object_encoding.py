@@ -1,11 +1,9 @@
 """The object encoding of new data objects, derived from settings here for every writer.
 
-| writer | settings |
-|---|---|
-| manager, compacted view | effective settings of the topic on its node |
-| sidecar (`tiered.migrate.adopt`), import | configuration and options of the command, over the settings of the source |
-| bulk ingest, bucket compaction | settings of the job over the manifest's (`with_key_of`) |
-| merge, recode, copy, repair | the encoding of the entry that is rewritten (`encoding_of_entry`), changed where asked |
+A manager and its views use the effective settings of the topic on the node. A sidecar and an import use those of the
+command over those of the source; bulk ingest and bucket compaction use those of the job over the manifest's
+(`with_key_of`). Merge, recode, copy and repair keep the encoding of the rewritten entry (`encoding_of_entry`), changed
+where asked.
 
 A writer without the node's configuration never writes plaintext behind encrypted entries: if its settings name no key,
 the newest encrypted entry's key is used. A rewriting writer encrypts plaintext entries if the settings name a key. Only

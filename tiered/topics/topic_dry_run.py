@@ -49,26 +49,18 @@ class AlteredTopic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionLoss:
-    """The loss of one partition. None: unknown, because it cannot be opened or the bucket does not answer.
-
-    | field | meaning |
-    |---|---|
-    | `offsets` | an upper bound of the records: compaction and markers leave fewer |
-    | `local_bytes`, `only_local_bytes` | ``.log`` files, and bytes that exist on this disk only |
-    | `remote_bytes` | segments as stored, with their indexes |
-    | `forks` | partitions of other topics, as ``topic/partition``, that still read objects of this one |
-    """
+    """The loss of one partition. None: unknown, because it cannot be opened or the bucket does not answer."""
 
     partition: TopicPartition
     log_start_offset: int | None = None
     next_offset: int | None = None
-    offsets: int | None = None
-    local_bytes: int | None = None
-    remote_bytes: int | None = None
+    offsets: int | None = None  # an upper bound of the records: compaction and markers leave fewer
+    local_bytes: int | None = None  # of ``.log`` files
+    remote_bytes: int | None = None  # segments as stored, with their indexes
     only_local_bytes: int | None = None
     pins: int | None = None
     pinned_until_ms: int | None = None
-    forks: tuple[str, ...] = ()
+    forks: tuple[str, ...] = ()  # as ``topic/partition``: they still read objects of this one
     trouble: str | None = None
 
 
