@@ -14,11 +14,13 @@ import platform
 import shutil
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pkgutil import get_data
 from random import Random
 
 from local.errors import InvalidRequest
@@ -53,39 +55,16 @@ TOPIC, DATA = "bench", "tiered"
 RAW = "raw/"
 SEGMENTS = 4  # so that uploads and commits overlap, as in production
 
-# In order of a complete run: name, measured operation, reference.
-_FIGURES = {
-    "fsync": ("write 4 KiB and fsync, one after another", "none: this is the figure of the disk"),
-    "append, fsync each": (
-        "a batch of 16 KiB appended and synced before the reply",
-        "write and fsync of the same bytes",
-    ),
-    "append, shared fsync": (
-        f"the same by {WRITERS} concurrent writers that share fsyncs",
-        "write and fsync of the same batches, one after another",
-    ),
-    "append in bulk": (
-        "records encoded, checked and appended, one fsync at the end",
-        "the same bytes copied to a file, one fsync",
-    ),
-    "read in order": ("every batch of the log, with its checksum verified", "the same files read"),
-    "index lookup": (
-        "a batch at a random offset, through the offset index",
-        "pread of the same number of bytes at a random position of the file",
-    ),
-    "compaction": (
-        f"a log of {KEYS_SHARE} records per key cleaned, two passes",
-        "the same bytes copied to a file, one fsync",
-    ),
-    "upload": ("segments copied, verified and committed", "the same files put, without verification"),
-    "ranged reads": (
-        "every batch from the bucket, chunks and batches verified, with read-ahead",
-        f"ranges of {RANGE_BYTES >> 20} MiB of the same objects, {THREADS} at a time",
-    ),
-    "cold random read": (
-        "a batch by offset, without cached data",
-        f"one range of {CHUNK_BYTES >> 10} KiB at a random position",
-    ),
+_NUMBERS = {
+    "writers": WRITERS,
+    "keys_share": KEYS_SHARE,
+    "range_mib": RANGE_BYTES >> 20,
+    "threads": THREADS,
+    "chunk_kib": CHUNK_BYTES >> 10,
+}
+_FIGURES: dict[str, list[str]] = {
+    name: [text.format_map(_NUMBERS) for text in texts]
+    for name, texts in tomllib.loads((get_data(__package__, "figures.toml") or b"").decode()).items()
 }
 FIGURES = len(_FIGURES)
 
@@ -106,22 +85,20 @@ class BenchOptions:
 
     @classmethod
     def of(cls, size_bytes: int) -> BenchOptions:
-        """Return options with fewer single operations below 64 MiB. Raises as `check`."""
+        """Return options with fewer single operations below 64 MiB.
+
+        Raises InvalidRequest below 1 MiB, which is too little to measure, and above 1 TiB.
+        """
+        if not SIZE_BYTES_LEAST <= size_bytes <= SIZE_BYTES_MOST:
+            reason = "cannot run the benchmark, the size is out of range"
+            raise InvalidRequest(reason, size_bytes=size_bytes, expected="1MiB to 1TiB")
         share = min(1.0, size_bytes / (64 << 20))
-        made = cls(
+        return cls(
             size_bytes=size_bytes,
             fsyncs=max(4, round(200 * share)),
             lookups=max(20, round(2000 * share)),
             cold_reads=max(2, round(20 * share)),
         )
-        made.check()
-        return made
-
-    def check(self) -> None:
-        """Check the size. Raises InvalidRequest below 1 MiB, which is too little to measure, and above 1 TiB."""
-        if not SIZE_BYTES_LEAST <= self.size_bytes <= SIZE_BYTES_MOST:
-            reason = "cannot run the benchmark, the size is out of range"
-            raise InvalidRequest(reason, size_bytes=self.size_bytes, expected="1MiB to 1TiB")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +204,7 @@ def run_benchmark(
     directory: str,
     *,
     now_ms: int,
-    options: BenchOptions | None = None,
+    options: BenchOptions,
     store: ObjectStore | None = None,
     clock: Clock = time.perf_counter,
     on_measured: OnMeasured = lambda measured: None,
@@ -236,10 +213,8 @@ def run_benchmark(
     """Measure in a new directory below `directory`, and in `store` (None: a folder in that directory).
 
     `store` must hold only the objects of this run, which deletes them all, after an error too. The store is not closed.
-    Raises InvalidRequest for options that cannot be measured, DiskFailed, and the store's errors.
+    Raises InvalidRequest if the directory cannot be created, DiskFailed, and the store's errors.
     """
-    options = options or BenchOptions()
-    options.check()
     metered = MeteredStore(store) if store is not None else None
     with _place(directory) as root:
         bench = Bench(
@@ -266,10 +241,8 @@ def run_benchmark(
     )
 
 
-def predict_requests(*, now_ms: int, options: BenchOptions | None = None) -> RequestCounts:
+def predict_requests(*, now_ms: int, options: BenchOptions) -> RequestCounts:
     """Return the requests of a run to a bucket, clean-up included, counted in a rehearsal against memory."""
-    options = options or BenchOptions()
-    options.check()
     # Not the URL of a memory store: for other stores a manager first checks races of creates.
     store = MeteredStore(MemoryStore("rehearsal://bucket"))
     with _place(tempfile.gettempdir()) as root, emptied(store):

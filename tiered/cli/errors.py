@@ -31,8 +31,6 @@ class Terminated(KeyboardInterrupt):
 
 
 class Exit(IntEnum):
-    """Exit codes of the process; docs/reference/exit-codes.md describes them."""
-
     DONE = 0
     FAILED = 1
     USAGE = 2
@@ -61,7 +59,7 @@ _OWN_PACKAGES = ("local", "policies", "remote", "tiered")
 
 _WORST = (Exit.CORRUPTION, Exit.CONFLICT, Exit.USAGE, Exit.FAILED, Exit.UNAVAILABLE, Exit.FINDINGS)
 # Read at import: an error may leave no descriptor to open a file.
-_HINTS: dict[str, dict[str, Any]] = tomllib.loads((get_data(__package__, "hints.toml") or b"").decode())
+HINTS: dict[str, dict[str, Any]] = tomllib.loads((get_data(__package__, "hints.toml") or b"").decode())
 
 
 def exit_code(error: BaseException | type[BaseException]) -> Exit:
@@ -97,7 +95,7 @@ def one_line(error: BaseException) -> str:
         cause = errno.errorcode.get(error.errno or 0, "").lower()
     elif isinstance(error, ImportError):
         text = _missing(error)
-    hint = _HINTS["causes"].get(str(cause)) or _hint(error)
+    hint = HINTS["causes"].get(str(cause)) or _hint(error)
     line = "error: " + " ".join((text or type(error).__name__).split())
     return f"{line} ({hint})" if hint else line
 
@@ -119,7 +117,7 @@ def _hint(error: BaseException) -> str | None:
         kind = "credentials"
     elif isinstance(error, Unavailable) and "endpoint" in facts:
         kind = "endpoint"
-    return _HINTS["errors"].get(kind)
+    return HINTS["errors"].get(kind)
 
 
 def _missing(error: ImportError) -> str:
@@ -127,7 +125,7 @@ def _missing(error: ImportError) -> str:
     package = (error.name or getattr(error.__cause__, "name", None) or "").partition(".")[0]
     if package in ("", *_OWN_PACKAGES):
         return f"cannot import a module, install the package again: {error}"
-    extra = next((extra for extra, packages in _HINTS["extras"].items() if package in packages), None)
+    extra = next((extra for extra, packages in HINTS["extras"].items() if package in packages), None)
     requirement = "tiered" if package in _OF_TIERED else f"'tiered[{extra}]'" if extra else None
     install = f" install=pip install {requirement}" if requirement else ""
     return f"a package is not installed: package={package}{install}"

@@ -76,15 +76,9 @@ class BucketCommand:
             yield
 
     @contextmanager
-    def opened(
-        self, *, rate: str | None = None, copies: bool = False, writes_segments: bool = False
-    ) -> Iterator[Bucket]:
-        with (
-            self.stoppable(),
-            open_bucket(
-                self.session, self.url, self.options, rate=rate, copies=copies, writes_segments=writes_segments
-            ) as bucket,
-        ):
+    def opened(self, *, rate: str | None = None, **use: bool) -> Iterator[Bucket]:
+        """Open the bucket for a `use` as of `open_bucket`."""
+        with self.stoppable(), open_bucket(self.session, self.url, self.options, rate=rate, **use) as bucket:
             yield bucket
 
     @contextmanager
@@ -139,15 +133,13 @@ class JobCommand(BucketCommand):
         return self.spark_master is not None or is_submitted()
 
     @contextmanager
-    def opened(
-        self, *, rate: str | None = None, copies: bool = False, writes_segments: bool = False
-    ) -> Iterator[Bucket]:
+    def opened(self, *, rate: str | None = None, **use: bool) -> Iterator[Bucket]:
         """Open the bucket. Raises UsageError for a rate with Spark, which decides how many tasks run."""
         if self.is_on_spark and rate is not None:
             raise click.UsageError(
                 "--rate limits one process; with Spark use fewer cores: --spark 'local[2]', --conf spark.cores.max=4"
             )
-        with super().opened(rate=rate, copies=copies, writes_segments=writes_segments) as bucket:
+        with super().opened(rate=rate, **use) as bucket:
             yield bucket
 
     @contextmanager
@@ -334,7 +326,7 @@ def open_bucket(
         settings=BucketSettings(config=known, is_node=config is not None),
         is_single_writer=known.is_single_writer,
     )
-    try:
+    with closing(store):
         if not copies or config is None:
             yield found
             return
@@ -344,8 +336,6 @@ def open_bucket(
         opened = partial(LogManager.open, config, now_ms=now_ms(), read_only=True, store=store)
         with LocalCopies(opened) as local:
             yield replace(found, copies=local)
-    finally:
-        store.close()
 
 
 def lost_partitions(session: Session, targets: Sequence[str]) -> dict[TopicPartition, LogError]:

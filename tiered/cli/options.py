@@ -176,7 +176,9 @@ class Declared:
         attributes, is_repeated = dict(self.attributes), get_origin(annotation) in (tuple, dict)
         if (choices := attributes.pop("choices", None)) is not None:
             attributes["type"] = click.Choice(choices)
-        if annotation in (int, int | None):
+        if (least := attributes.pop("least", None)) is not None:
+            attributes["type"] = click.IntRange(least)
+        elif annotation in (int, int | None):
             attributes.setdefault("type", int)
         if not self.names:
             if "TOPIC" in (attributes["metavar"] or name.upper()):

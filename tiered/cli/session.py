@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import click
 
 from local.errors import Conflict, ErrorCode, InvalidRequest, LogError, NotFound
-from tiered.cli.errors import Exit, Terminated, unread_code
+from tiered.cli.errors import HINTS, Exit, Terminated, unread_code
 from tiered.cli.progress import Progress, load_progress
 
 if TYPE_CHECKING:
@@ -40,18 +40,6 @@ if TYPE_CHECKING:
     from tiered.service.observations import Observations
 
 
-# By command: an alternative that works while another manager holds the directory.
-INSTEAD = {
-    "topic alter": (
-        "without stopping it: write the settings below [topics.'{name}'] of tiered.toml, which "
-        "the manager reads again automatically; settings of the topic itself override the file"
-    ),
-    "apply": (
-        "without stopping it: the manager applies due decisions automatically; settings from "
-        "advice may be written to tiered.toml, which the manager reads again automatically"
-    ),
-    "compact": "without stopping it: --bucket compacts the segments in the bucket",
-}
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 WAIT_MS_MAX = 2**31 - 1  # limit of poll(2); about 25 days
 
@@ -180,7 +168,7 @@ class Session:
 
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
         if self.log_format == "json":
-            from tiered.service.log_format import JsonFormatter
+            from tiered.service.observations import JsonFormatter
 
             for handler in logging.getLogger().handlers:
                 handler.setFormatter(JsonFormatter())
@@ -322,7 +310,7 @@ def note_instead(error: Conflict) -> None:
     context = click.get_current_context(silent=True)
     if context is None or error.code is not ErrorCode.DIRECTORY_HELD:
         return
-    words = INSTEAD.get(context.command_path.partition(" ")[2])
+    words = HINTS["instead"].get(context.command_path.partition(" ")[2])
     if words is not None:
         error.add_note(words.format(**context.params))
 

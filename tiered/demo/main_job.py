@@ -21,7 +21,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -82,13 +82,11 @@ def workshop(directory: str) -> Iterator[Path]:
         held = DiskStorage().lock(str(marker))
     except Conflict:
         raise Conflict("cannot run the demo, another demo uses the folder", directory=directory) from None
-    try:
+    with closing(held):
         for entry in root.iterdir():
             if entry.name != MARKER:
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         yield root
-    finally:
-        held.close()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -422,7 +422,5 @@ def _serving(address: str | None, figures: AdoptMetrics, hosts: tuple[str, ...])
     answers = {"/metrics": metrics_answer(lambda form: figures.text(now_ms(), form)), "/health": health}
     server = MetricsServer(*parse_address(address), answers, hosts=hosts)
     server.start()
-    try:
+    with closing(server):
         yield server.address
-    finally:
-        server.close()

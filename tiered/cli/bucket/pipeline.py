@@ -71,8 +71,6 @@ def pipeline() -> None:
 
 @dataclass(kw_only=True)
 class PipelineCommand(JobCommand):
-    """The options of both commands."""
-
     nodes: tuple[str, ...] = argument("[NODE ...]")
     topics: str | None = option("--topics A,B", "Select topics; default: all.")
     target: str = option("--target SIZE", "Set the size of a merged segment.", default="256MiB")

@@ -253,7 +253,6 @@ def _redact(work: _Work, scans: Sequence[Scan]) -> int:
 
 def _print_plans(work: _Work, scans: Sequence[Scan], plans: Sequence[Redaction]) -> Exit:
     """Print the plans; the findings are the unread segments, and without a segment to rewrite those with keys too."""
-
     session, job = work.job.session, work.job
     holders, findings = _holders(work, scans, plans, now_ms()), _findings(scans)
     job.print(

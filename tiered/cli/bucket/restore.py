@@ -64,7 +64,7 @@ def restore(
         default="all",
     ),
     to_offset: int | None = option(
-        "--to-offset", "Restore only the records below this offset, of each partition.", type=click.IntRange(0)
+        "--to-offset", "Restore only the records below this offset, of each partition.", least=0
     ),
     to_time: str | None = option(
         "--to-time, --at TIME", "Restore only the records before the first record of this time or later."
@@ -171,7 +171,7 @@ def fork(
     session: Session,
     topic: str = argument("TOPIC"),
     fork_topic: str = argument("NEW_TOPIC"),
-    to_offset: int | None = option("--to-offset", "Include only segments below this offset.", type=click.IntRange(0)),
+    to_offset: int | None = option("--to-offset", "Include only segments below this offset.", least=0),
     dry_run: bool = option("--dry-run", "Show the contents and the price of the fork, change nothing."),
     yes: bool = YES,
     job: BucketCommand = GROUP,

@@ -29,8 +29,6 @@ CODECS = ("none", "zstd")
 
 @dataclass(kw_only=True)
 class RewriteCommand(JobCommand):
-    """The options of all three commands."""
-
     targets: tuple[str, ...] = PARTITIONS
     dry_run: bool = DRY_RUN
     yes: bool = YES

@@ -71,7 +71,7 @@ def append(
         "[FILE|-]", type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True), default="-"
     ),
     form: _LineForm = GROUP,
-    batch: int = option("--batch", "Set the records per append.", type=click.IntRange(1), default=10000),
+    batch: int = option("--batch", "Set the records per append.", least=1, default=10000),
     compression: str | None = option(
         "--compression", "Set the codec of the batches; default: of the topic.", choices=CODECS
     ),

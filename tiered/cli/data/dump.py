@@ -77,8 +77,8 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    from_offset: int | None = option("--from-offset", "Select records at or above this offset.", type=click.IntRange(0))
-    to_offset: int | None = option("--to-offset", "Select records below this offset.", type=click.IntRange(0))
+    from_offset: int | None = option("--from-offset", "Select records at or above this offset.", least=0)
+    to_offset: int | None = option("--to-offset", "Select records below this offset.", least=0)
     key: str | None = option("--key", "Select records with exactly this key, written in --encoding.")
     key_prefix: str | None = option("--key-prefix", "Select records whose key begins with this.")
     since: str | None = option(

@@ -277,9 +277,7 @@ DeletedRecords = Work.declare("DeletedRecords", "``tiered delete-records``.", pa
 def delete_records(
     session: Session,
     target: str | None = argument("[TOPIC/PARTITION]"),
-    before: int | None = option(
-        "--before OFFSET", "Delete the records below this offset; -1: all records.", type=click.IntRange(-1)
-    ),
+    before: int | None = option("--before OFFSET", "Delete the records below this offset; -1: all records.", least=-1),
     file: IO[bytes] | None = option(
         "--file", "Read offsets from offsets.json of Kafka, - for stdin.", type=click.File("rb")
     ),
@@ -393,9 +391,7 @@ def list_open(session: Session, targets: tuple[str, ...] = PARTITIONS, output: s
 def end(
     session: Session,
     target: str = argument("TOPIC/PARTITION"),
-    producer_id: int = option(
-        "--producer-id", "Name the producer of the transaction.", type=click.IntRange(0), required=True
-    ),
+    producer_id: int = option("--producer-id", "Name the producer of the transaction.", least=0, required=True),
     aborts: bool = option("--abort", "Abort: committed readers do not see its records."),
     commits: bool = option("--commit", "Commit: committed readers see its records."),
     yes: bool = YES,

@@ -172,21 +172,12 @@ def placement(
     file: str | None = argument("[FILE|-]", type=click.Path(allow_dash=True)),
     brokers: str | None = option("--brokers ID[:RACK],...", "List the brokers, in place of FILE."),
     topic: str = option("--topic NAME", "Set the topic name in the JSON.", default="topic"),
-    partitions: int = option(
-        "-p, --partitions N", "Set the number of partitions.", type=click.IntRange(min=1), required=True
-    ),
+    partitions: int = option("-p, --partitions N", "Set the number of partitions.", least=1, required=True),
     replication_factor: int = option(
-        "-r, --replication-factor R",
-        "Set the number of replicas of each partition.",
-        type=click.IntRange(min=1),
-        required=True,
+        "-r, --replication-factor R", "Set the number of replicas of each partition.", least=1, required=True
     ),
-    start: int | None = option(
-        "--start N", "Set the index of the first leader; default: random.", type=click.IntRange(min=0)
-    ),
-    shift: int | None = option(
-        "--shift N", "Set the shift of the followers; default: random.", type=click.IntRange(min=0)
-    ),
+    start: int | None = option("--start N", "Set the index of the first leader; default: random.", least=0),
+    shift: int | None = option("--shift N", "Set the shift of the followers; default: random.", least=0),
     output: str = option("-o, --output", "Set the output format.", choices=("table", "json"), default="table"),
 ) -> None:
     """Assign replicas as Kafka does: leaders in turn, followers on the next brokers, spread over racks.

@@ -16,7 +16,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -46,8 +46,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessControl:
-    """Access control and encryption of the pages."""
-
     token_file: str | None = option(
         "--token-file FILE", "Require the token in this file, on loopback too.", type=click.Path()
     )
@@ -174,10 +172,8 @@ def _served(
     server.start()
     has_pages = is_loopback(server.address[0])
     session.say(f"metrics at {server.root}metrics" + (f", pages at {server.root}" if has_pages else ""))
-    try:
+    with closing(server):
         yield
-    finally:
-        server.close()
 
 
 def _work_off(session: Session, worker: Worker, stop: Stop) -> int:
@@ -278,11 +274,9 @@ def web(
     managers = ManagerCache(
         config, lambda: _read_only(session, known), now_ms, lambda: _read_only(session, is_alone=True)
     )
-    try:
-        with stop_signals() as stop, serving_pages(session, "--listen", listen, Site(managers, now_ms).answer, access):
-            stop.wait(None)
-    finally:
-        managers.close()
+    pages = Site(managers, now_ms).answer
+    with closing(managers), stop_signals() as stop, serving_pages(session, "--listen", listen, pages, access):
+        stop.wait(None)
     return Exit.DONE
 
 
@@ -298,15 +292,13 @@ def serving_pages(session: Session, option: str, listen: str, pages: Pages, acce
     gate, made = _gate(access, is_open=not is_loopback(host))
     server = WebServer(host, port, pages, gate, option=option, tls=access.tls)
     server.start()
-    try:
+    with closing(server):
         session.say(f"pages at {server.root} until Ctrl-C")
         if made is not None:
             click.echo(f"token: {made}", err=True)
         if gate.wants_token and access.tls is None and not is_loopback(host):
             session.say("the connection is not encrypted: use --tls-cert, or a proxy with TLS or a tunnel")
         yield
-    finally:
-        server.close()
 
 
 def _read_only(session: Session, known: ManifestMemoryCache | None = None, *, is_alone: bool = False) -> LogManager:

@@ -362,11 +362,8 @@ def _state(each: TierSync) -> str:
     if each.state is SyncState.BEHIND:
         sync_text += f" {format_count(each.lag_offsets or 0)}"
     if each.is_own_writer is False:
-        sync_text += (
-            f", the last writer was {each.writer_id}"
-            if each.state is not SyncState.OTHER_WRITER
-            else f": {each.writer_id}"
-        )
+        lead = ": " if each.state is SyncState.OTHER_WRITER else ", the last writer was "
+        sync_text += f"{lead}{each.writer_id}"
     if each.has_new_settings:
         sync_text += ", settings wait"
     return sync_text

@@ -107,7 +107,7 @@ def _verify_local(
     from local.verify.findings import Severity, finding, worst
 
     storage, paths = DiskStorage(), _paths(session, targets)
-    default, of_topics = _index_intervals(session, storage)
+    default, of_topics = _index_intervals(session)
     options = VerifyOptions(
         deep=deep,
         threads=threads or os.cpu_count() or 1,
@@ -136,13 +136,13 @@ def _verify_local(
     return {Severity.CORRUPT: Exit.CORRUPTION, Severity.WARNING: Exit.FINDINGS}.get(worst(found), Exit.DONE)
 
 
-def _index_intervals(session: Session, storage: Storage) -> tuple[int, dict[str, int]]:
+def _index_intervals(session: Session) -> tuple[int, dict[str, int]]:
     """Return ``index.interval.bytes`` by default, and of every topic on this disk."""
-    from tiered.node.topic_registry import Topic, TopicRegistry
+    from tiered.node.topic_registry import Topic
 
     config, known = session.config(), list[Topic]()
     with suppress(LogError):  # opening the directory reports a damaged list
-        known = TopicRegistry([(storage, root) for root in config.data_dirs]).all()
+        known = session.topics().all()
     effective = {each.name: config.topic_properties(each.name, each.properties) for each in known}
     default = int(config.topic_properties("")[_INTERVAL])
     return default, {name: int(properties[_INTERVAL]) for name, properties in effective.items()}

@@ -92,9 +92,7 @@ def topic() -> None:
 def create(
     session: Session,
     names: tuple[str, ...] = argument("NAME...", required=True),
-    partitions: int = option(
-        "-p, --partitions", "Set the number of partitions of each topic.", type=click.IntRange(1), default=1
-    ),
+    partitions: int = option("-p, --partitions", "Set the number of partitions of each topic.", least=1, default=1),
     settings: dict[str, str] = settings_option("Set a property of these topics; may be repeated."),
     dry_run: bool = option("--dry-run", "Check only, and show the settings and their sources."),
     output: str = OUTPUT,

@@ -20,7 +20,7 @@ import pytest
 from raw_clients import LIMIT_S, SECRET, Raw, ask, echo, served
 
 from local.errors import InvalidRequest
-from tiered.service.log_format import JsonFormatter
+from tiered.service.observations import JsonFormatter
 from tiered.web.http.server import LOOPBACK, Gate, MetricsServer, WebServer
 from tiered.web.http.serving import END_S, Listener, Tls
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from remote.store.middleware.store_wrapper import RequestCounts
-from tiered.cli.node.demo import _look_around
+from tiered.cli.node.init import _look_around
 from tiered.demo.main_job import DemoResult
 
 
