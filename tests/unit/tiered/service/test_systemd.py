@@ -17,8 +17,7 @@ from local.names import TopicPartition
 from tiered.cli.main import invoke
 from tiered.cli.node import run as running
 from tiered.cli.session import stop_signals
-from tiered.service.systemd import Heartbeat, ServiceManager
-from tiered.service.worker import Worker
+from tiered.service.worker import Heartbeat, ServiceManager, Worker
 
 DAY_MS = 86_400_000
 
