@@ -164,8 +164,13 @@ class Buffer:
 class OffsetMap:
     """The result of pass one, created by `build_offset_map`. Not thread safe."""
 
-    def __init__(self, keys: Keys, records: int, buffer: Buffer, *, from_offset: int = 0) -> None:
-        """`records` is the maximum number of records. Records below `from_offset` are not entered."""
+    def __init__(
+        self, keys: Keys, records: int, buffer: Buffer, *, from_offset: int = 0, is_in_part: bool = False
+    ) -> None:
+        """`records` is the maximum number of records. Records below `from_offset` are not entered.
+
+        `is_in_part`: a segment is entered up to the first record without room (`end_offset`).
+        """
         capacity = _capacity(keys, buffer)
         slots = max(2, min(capacity, int(records / buffer.load_factor) + 2))
         entries = max(1, min(slots - 1, int(slots * buffer.load_factor)))
@@ -174,9 +179,8 @@ class OffsetMap:
         self.keys = kernels.KeyMap(slots, entries, arena_bytes_max=spare, seed=draw.getrandbits(63))
         self.invalid_records = 0
         self.end_offset: int | None = None
-        self._capacity, self._from = capacity, from_offset
+        self._capacity, self._from, self._is_in_part = capacity, from_offset, is_in_part
         self._kind, self._secret = keys, draw.randbytes(SECRET_BYTES)
-        self._is_in_part = False
         self._steps: dict[int, list[list[Step]]] = {}
         self._mapped: dict[int, memoryview] = {}
         self._held = -1
@@ -229,11 +233,6 @@ class OffsetMap:
         self._steps[segment.base_offset] = slices
         self._mapped[segment.base_offset] = mapped
         return Added.WHOLE
-
-    def add_in_part(self, segment: Segment, aborted: Sequence[AbortedTransaction], limiter: CleanerThrottle) -> Added:
-        """Enter a segment up to the first record without room (`end_offset`)."""
-        self._is_in_part = True
-        return self.add(segment, aborted, limiter)
 
     def _add_plain(
         self, segment: Segment, start: int, data: memoryview, table: BatchTable, aborted: Sequence[AbortedTransaction]
@@ -362,8 +361,9 @@ def build_offset_map_of_part(
     Raises Corrupt, CleaningAborted, and InvalidRequest if not one key fits the buffer.
     """
     for keys in (Keys.IN_PLACE, Keys.DIGESTED):
-        newest = OffsetMap(keys, next_offset - segment.base_offset, buffer, from_offset=from_offset)
-        if newest.add_in_part(segment, aborted, limiter) is not Added.PACKED:
+        records = next_offset - segment.base_offset
+        newest = OffsetMap(keys, records, buffer, from_offset=from_offset, is_in_part=True)
+        if newest.add(segment, aborted, limiter) is not Added.PACKED:
             break
     end = next_offset if newest.end_offset is None else newest.end_offset
     if not len(newest.keys) and newest.end_offset is not None:

@@ -118,7 +118,8 @@ def decompress_into(codec: Codec, data: memoryview, out: memoryview) -> int:
     try:
         match codec:
             case Codec.NONE:
-                return _copy(data, out)
+                out[: len(data)] = data  # raises ValueError if `data` does not fit
+                return len(data)
             case Codec.GZIP:
                 return int(cramjam.gzip.decompress_into(data, out))
             case Codec.SNAPPY:
@@ -150,7 +151,7 @@ def size_guesses(codec: Codec, data: memoryview, limit: int) -> tuple[int, ...]:
             case Codec.GZIP:
                 bounds = _gzip_guesses(data)
             case Codec.SNAPPY:
-                bounds = (_snappy_bound(data),)
+                bounds = (sum(_snappy_length(block) for block in _snappy_blocks(data)),)
             case Codec.LZ4:
                 bounds = (_lz4_bound(data),)
             case Codec.ZSTD:
@@ -201,10 +202,6 @@ def _decompress_snappy(data: memoryview, out: memoryview) -> int:
     for block in _snappy_blocks(data):
         at += int(cramjam.snappy.decompress_raw_into(block, out[at : at + _snappy_length(block)]))
     return at
-
-
-def _snappy_bound(data: memoryview) -> int:
-    return sum(_snappy_length(block) for block in _snappy_blocks(data))
 
 
 def _snappy_blocks(data: memoryview) -> Iterator[memoryview]:
@@ -368,11 +365,6 @@ def _zstd_frame(data: memoryview, at: int) -> tuple[int, int]:
 
 
 # -- all
-
-
-def _copy(data: memoryview, out: memoryview) -> int:
-    out[: len(data)] = data  # raises ValueError if `data` does not fit
-    return len(data)
 
 
 def _damaged(codec: Codec, data: memoryview, found: str, **facts: object) -> Corrupt:

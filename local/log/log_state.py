@@ -52,15 +52,6 @@ class State(Enum):
     PAUSED = "paused"
 
 
-class Event(Enum):
-    """An event that changes the state."""
-
-    START = "start"
-    END = "end"
-    PAUSE = "pause"
-    RESUME = "resume"
-
-
 @dataclass(frozen=True, slots=True)
 class Cleaning:
     """A state with its number of pauses, 0 except for *paused*."""
@@ -70,30 +61,6 @@ class Cleaning:
 
     def __str__(self) -> str:
         return f"{self.state.value}({self.pauses})" if self.pauses else self.state.value
-
-
-NEXT: dict[tuple[State, Event], State] = {
-    (State.NONE, Event.START): State.IN_PROGRESS,
-    (State.NONE, Event.PAUSE): State.PAUSED,
-    (State.IN_PROGRESS, Event.END): State.NONE,
-    (State.IN_PROGRESS, Event.PAUSE): State.ABORTED,
-    (State.ABORTED, Event.END): State.PAUSED,
-    (State.PAUSED, Event.PAUSE): State.PAUSED,
-    (State.PAUSED, Event.RESUME): State.PAUSED,
-}
-
-
-def after(now: Cleaning, event: Event) -> Cleaning:
-    """Return the next state. Raises InvalidRequest for a blank in the table of `CleaningGate`."""
-    target = NEXT.get((now.state, event))
-    if target is None:
-        raise InvalidRequest(
-            "cannot change the cleaning state, the transition is not allowed", state=now, event=event.value
-        )
-    if target is not State.PAUSED:
-        return Cleaning(target)
-    pauses = now.pauses - 1 if event is Event.RESUME else now.pauses + 1
-    return Cleaning(State.PAUSED, pauses) if pauses else Cleaning()
 
 
 class CleaningGate:
@@ -106,7 +73,7 @@ class CleaningGate:
     | aborted | | paused(1) | | |
     | paused(n) | | | paused(n + 1) | paused(n - 1), or none |
 
-    A blank is a mistake of the caller and raises InvalidRequest. A log never has two passes at once. A change of
+    A blank is a mistake of the caller. A log never has two passes at once. A change of
     something that the cleaner relies on **pauses** the log first: a truncation, a move to another disk, another cleanup
     policy, a deletion.
 
@@ -135,7 +102,7 @@ class CleaningGate:
             if self._now.state is not State.NONE:
                 return False
             self._cleaner = threading.get_ident()
-            self._change(Event.START)
+            self._become(State.IN_PROGRESS)
             return True
 
     @property
@@ -146,14 +113,14 @@ class CleaningGate:
     def end(self, undo: Callable[[], None] = lambda: None) -> bool:
         """End the pass; return False if it was aborted. Then `undo` runs before any pausing thread continues."""
         with self._changed:
-            is_done = self._now.state is State.IN_PROGRESS
+            assert self._cleaner is not None, "the caller has started a pass"
+            is_aborted, self._cleaner = self.is_aborted, None
             try:
-                if self._now.state is State.ABORTED:
+                if is_aborted:
                     undo()
             finally:
-                self._cleaner = None
-                self._change(Event.END)
-            return is_done
+                self._become(*((State.PAUSED, 1) if is_aborted else (State.NONE, 0)))
+            return not is_aborted
 
     def abort_and_pause(self) -> None:
         """Pause until `resume`; wait for the end of a pass. Raises InvalidRequest in the cleaning thread."""
@@ -161,15 +128,20 @@ class CleaningGate:
             if self._cleaner == threading.get_ident():
                 raise InvalidRequest("the cleaner cannot pause its own cleaning", partition=self._partition)
             self._changed.wait_for(lambda: self._now.state is not State.ABORTED)
-            is_running = self._now.state is State.IN_PROGRESS
-            self._change(Event.PAUSE)
-            if is_running:
+            if self._now.state is State.IN_PROGRESS:
+                self._become(State.ABORTED)
                 self._changed.wait_for(lambda: self._now.state is State.PAUSED)
+            else:
+                self._become(State.PAUSED, self._now.pauses + 1)
 
     def resume(self) -> None:
         """End one pause. Raises InvalidRequest for a log that is not paused."""
         with self._changed:
-            self._change(Event.RESUME)
+            if self._now.state is not State.PAUSED:
+                attempt = "cannot change the cleaning state, the transition is not allowed"
+                raise InvalidRequest(attempt, state=self._now, event="resume")
+            pauses = self._now.pauses - 1
+            self._become(State.PAUSED if pauses else State.NONE, pauses)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -180,8 +152,8 @@ class CleaningGate:
         finally:
             self.resume()
 
-    def _change(self, event: Event) -> None:
-        self._now = after(self._now, event)
+    def _become(self, state: State, pauses: int = 0) -> None:
+        self._now = Cleaning(state, pauses)
         self._changed.notify_all()
 
 

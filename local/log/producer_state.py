@@ -129,11 +129,6 @@ class _Known:
     transaction_first_offset: int | None = None
     batches: deque[RememberedBatch] = field(default_factory=lambda: deque(maxlen=RETAINED_BATCHES))
 
-    def move_to_epoch(self, epoch: int) -> None:
-        if epoch != self.epoch:
-            self.batches.clear()
-            self.epoch = epoch
-
 
 class ProducerState:
     """The producers of a log. One writer at a time; any thread may read `first_unstable_offset`."""
@@ -196,10 +191,7 @@ class ProducerState:
         """Add a batch of the log; return the transaction that it aborts, if any. `marker`: that of a control batch."""
         if header.is_control:
             return None if marker is None else self._end_transaction(header, base_offset, marker)
-        known = self._known.get(header.producer_id)
-        if known is None:
-            known = self._known[header.producer_id] = _Known(header.producer_epoch)
-        known.move_to_epoch(header.producer_epoch)
+        known = self._in_epoch(header)
         delta = header.last_offset_delta
         last_sequence = sequence_after(header.base_sequence, delta) if header.base_sequence >= 0 else NONE
         known.batches.append(RememberedBatch(last_sequence, base_offset + delta, delta, header.max_timestamp_ms))
@@ -234,11 +226,18 @@ class ProducerState:
             del self._known[producer]
         return len(old)
 
-    def _end_transaction(self, header: BatchHeader, offset: int, marker: Marker) -> AbortedTransaction | None:
+    def _in_epoch(self, header: BatchHeader) -> _Known:
+        """The producer of `header` in its epoch; another epoch has no remembered batches."""
         known = self._known.get(header.producer_id)
         if known is None:
             known = self._known[header.producer_id] = _Known(header.producer_epoch)
-        known.move_to_epoch(header.producer_epoch)
+        if header.producer_epoch != known.epoch:
+            known.batches.clear()
+            known.epoch = header.producer_epoch
+        return known
+
+    def _end_transaction(self, header: BatchHeader, offset: int, marker: Marker) -> AbortedTransaction | None:
+        known = self._in_epoch(header)
         known.coordinator_epoch = marker.coordinator_epoch
         known.timestamp_ms = header.max_timestamp_ms
         first_offset, known.transaction_first_offset = known.transaction_first_offset, None

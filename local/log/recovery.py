@@ -141,7 +141,8 @@ def recover_segment(
         _log.warning("cut the tail of a segment: path=%s at=%d bytes=%d cause=%s", path, valid, size - valid, cause)
     _write_txn_index(files, txn_index.encode(aborted))
     _write_indexes(files, table, interval_bytes)
-    epochs = _epochs(table.leader_epochs.tolist(), table.base_offsets.tolist())
+    firsts = np.flatnonzero(np.diff(np.maximum.accumulate(np.maximum(table.leader_epochs, -1)), prepend=-1))
+    epochs = tuple((int(table.leader_epochs[row]), int(table.base_offsets[row])) for row in firsts)
     return RecoveredSegment(next_offset=next_offset, is_cut=valid < size, epochs=epochs)
 
 
@@ -220,14 +221,6 @@ def _end_of_swap(files: SegmentFiles) -> int:
 def _fits(table: BatchTable, base_offset: int, *, may_begin_below: bool) -> bool:
     first = int(table.last_offsets[0] if may_begin_below else table.base_offsets[0])
     return base_offset <= first and int(table.last_offsets[-1]) - base_offset <= RELATIVE_OFFSET_MAX
-
-
-def _epochs(epochs: list[int], offsets: list[int]) -> tuple[tuple[int, int], ...]:
-    found: list[tuple[int, int]] = []
-    for epoch, offset in zip(epochs, offsets, strict=True):
-        if epoch >= 0 and (not found or epoch > found[-1][0]):
-            found.append((epoch, offset))
-    return tuple(found)
 
 
 def _remove(storage: Storage, directory: str, names: list[str]) -> None:

@@ -1,20 +1,10 @@
 """Decode the records of ``__consumer_offsets`` and ``__transaction_state`` into dicts.
 
-A key starts with an int16 for the type of the record, a value with an int16 for the version of its layout:
+A key starts with an int16 for the type of the record, a value with an int16 for the version of its layout. The
+functions below read the fields in their order.
 
-| topic               | key  | fields of the key     | value | fields of the value                              |
-|---------------------|------|-----------------------|-------|--------------------------------------------------|
-| __consumer_offsets  | 0, 1 | group topic partition | 0-4   | offset, leaderEpoch (3+), metadata,              |
-|                     |      |                       |       | commitTimestamp, expireTimestamp (1)             |
-| __consumer_offsets  | 2    | group                 | 0-4   | protocolType generation protocol leader,         |
-|                     |      |                       |       | currentStateTimestamp (2+), members              |
-| __transaction_state | 0    | transactionalId       | 0-1   | producerId producerEpoch transactionTimeoutMs    |
-|                     |      |                       |       | transactionStatus transactionPartitions, the     |
-|                     |      |                       |       | times of the last update and of the start        |
-
-All numbers are big-endian. A member has: memberId, groupInstanceId (3+), clientId, clientHost, rebalanceTimeout (1+),
-sessionTimeout, subscription, assignment. From version 4 (1 for transactions) the value is *flexible*: a length is an
-unsigned varint of length + 1 (0 means null), and tagged fields end every structure.
+All numbers are big-endian. From version 4 (1 for transactions) the value is *flexible*: a length is an unsigned varint
+of length + 1 (0 means null), and tagged fields end every structure.
 
 Key types from 3 up in `__consumer_offsets` belong to newer group protocols: their type is a number, their fields stay
 bytes. Source: kafka ``OffsetCommitKey.json``, ``OffsetCommitValue.json``, ``GroupMetadataKey.json``,

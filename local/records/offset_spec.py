@@ -1,12 +1,5 @@
 """Named offsets of a log, and the result of an offset lookup, as in Kafka's ListOffsets.
 
-| name | code | offset |
-|---|---|---|
-| `LATEST` | -1 | the log end offset; the last stable offset under read_committed |
-| `EARLIEST` | -2 | the log start offset, which may be in the remote tier |
-| `MAX_TIMESTAMP` | -3 | the first record with the largest timestamp |
-| `EARLIEST_LOCAL` | -4 | the first offset that the local tier can read |
-
 A number from 0 up is a timestamp in ms: the first record at or after it. Source: kafka `OffsetSpec`,
 `ListOffsetsRequest`.
 """
@@ -22,10 +15,10 @@ from local.errors import InvalidRequest
 class OffsetSpec(IntEnum):
     """Kafka's codes: ``OffsetSpec(-2)`` converts a code of the protocol."""
 
-    LATEST = -1
-    EARLIEST = -2
-    MAX_TIMESTAMP = -3
-    EARLIEST_LOCAL = -4
+    LATEST = -1  # the log end offset; the last stable offset under read_committed
+    EARLIEST = -2  # the log start offset, which may be in the remote tier
+    MAX_TIMESTAMP = -3  # the first record with the largest timestamp
+    EARLIEST_LOCAL = -4  # the first offset that the local tier can read
 
 
 class FoundOffset(NamedTuple):

@@ -121,11 +121,6 @@ def size_of(storage: Storage, path: str) -> int:
 def check_log_dirs(storage: Storage, roots: Sequence[str]) -> list[Finding]:
     """Find partitions in two directories, and partitions that exist only as ``-future`` or ``-delete``.
 
-    | state | severity | at the next start |
-    |---|---|---|
-    | in two directories | CORRUPT | both copies are refused (`local.logdirs.log_dirs`) |
-    | only as a leftover of a move | WARNING | not created again; the operator decides (`local.logdirs.log_moves`) |
-
     Only names are read, twice: a partition may move between the listings of two directories. A root that cannot be
     listed is skipped.
     """

@@ -17,53 +17,31 @@ from local.storage.storage import PASSING
 
 
 class Severity(IntEnum):
-    """How serious a finding is, ascending.
+    """How serious a finding is, ascending."""
 
-    | severity | meaning |
-    |---|---|
-    | OK | the check found nothing wrong |
-    | SKIPPED | the check was not possible, or not wanted |
-    | INFO | possible in a sound log |
-    | WARNING | an operator should look at it |
-    | ERROR | an operation fails until it is corrected |
-    | CORRUPT | bytes are wrong |
-    """
-
-    OK = 0
-    SKIPPED = 1
-    INFO = 2
-    WARNING = 3
-    ERROR = 4
-    CORRUPT = 5
+    OK = 0  # the check found nothing wrong
+    SKIPPED = 1  # the check was not possible, or not wanted
+    INFO = 2  # possible in a sound log
+    WARNING = 3  # an operator should look at it
+    ERROR = 4  # an operation fails until it is corrected
+    CORRUPT = 5  # bytes are wrong
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One result of a check at one moment. A state that lasts is a `tiered.node.problems.Problem`.
+    """One result of a check at one moment. A state that lasts is a `tiered.node.problems.Problem`."""
 
-    | field | content |
-    |---|---|
-    | `code` | the broken rule; stable, one of `CODES` |
-    | `where` | the file, object, directory, partition or line of a file; empty for a whole node |
-    | `what` | what is wrong there, in one line |
-    | `next_step` | what an operator does next; empty without one |
-    | `at`, `length` | the first affected byte there, and the number of bytes; None if unknown |
-    | `offsets` | the half-open range of affected offsets; None if unknown |
-    | `is_unread` | the affected bytes were not read, so nothing else is known of them |
-    | `key`, `topics` | the setting, and the topics that have it; empty if the finding is about no setting |
-    """
-
-    code: str
+    code: str  # the broken rule; stable, one of `CODES`
     severity: Severity
-    where: str
-    what: str
-    next_step: str = ""
-    at: int | None = None
-    length: int | None = None
-    offsets: tuple[int, int] | None = None
-    is_unread: bool = False
-    key: str = ""
-    topics: tuple[str, ...] = ()
+    where: str  # the file, object, directory, partition or line of a file; empty for a whole node
+    what: str  # what is wrong there, in one line
+    next_step: str = ""  # what an operator does next
+    at: int | None = None  # the first affected byte there
+    length: int | None = None  # the number of affected bytes
+    offsets: tuple[int, int] | None = None  # half open
+    is_unread: bool = False  # the affected bytes were not read, so nothing else is known of them
+    key: str = ""  # the setting; empty if the finding is about no setting
+    topics: tuple[str, ...] = ()  # those that have the setting
 
     @property
     def line(self) -> str:
