@@ -67,8 +67,5 @@ class _CheckedLock:
 
 
 def _locks() -> list[_CheckedLock]:
-    try:
-        found: list[_CheckedLock] = _held.locks
-    except AttributeError:
-        found = _held.locks = []
+    found: list[_CheckedLock] = _held.__dict__.setdefault("locks", [])
     return found

@@ -29,7 +29,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from typing import NamedTuple
 
 from local.errors import Corrupt, DiskFailed, LogError, NotFound
@@ -222,12 +222,10 @@ class SealedIndexes:
             yield min(judged.entries[suffix], entries), entry
         else:
             with self._held():
-                file = self._files.storage.open_reader(self._files.path(suffix))
-            try:
+                opened = self._files.storage.open_reader(self._files.path(suffix))
+            with closing(opened) as file:
                 count = min(judged.entries[suffix], file.size() // width)
                 yield count, lambda slot: index.ENTRY.unpack(file.read(slot * width, width).ljust(width, b"\0"))
-            finally:
-                file.close()
 
     def _last_time_entry(self) -> tuple[int, int] | None:
         width = time_index.ENTRY_BYTES

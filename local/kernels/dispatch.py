@@ -13,7 +13,7 @@ Memory: a kilobyte can decompress to a gigabyte, in hostile and in legal data.
 |---|---|
 | one compressed batch | INFLATED_BYTES_MAX bytes, PACKED_RECORDS_MAX records, else Corrupt; 2 GiB with columns |
 | many batches, `decode_in_steps` | steps of about STEP_BYTES, for any number of batches |
-| many batches, `decode_columns` | refuses more than the caller allows |
+| many batches, `decode_columns` | refuses more than DECOMPRESSED_BYTES_MAX |
 | uncompressed batches | columns of at most eight times their bytes (56 bytes for a record of 7 bytes) |
 
 All functions are thread safe; the compiled loops release the GIL.
@@ -102,19 +102,14 @@ def scan_batches(data: Buffer, *, verify: bool = True, position: int = 0) -> Bat
 
 
 def decode_columns(
-    data: Buffer,
-    *,
-    verify: bool = True,
-    include_control: bool = False,
-    decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
-    table: BatchTable | None = None,
+    data: Buffer, *, verify: bool = True, include_control: bool = False, table: BatchTable | None = None
 ) -> Columns:
     """Decode the records of the whole batches in `data`; ignore a partial batch at the end.
 
     With a `table` of the same `data` the scan is skipped. Without `verify` CRCs are not checked; the structure always
     is. Records of control batches are left out unless `include_control` is set; their rows stay in the table. Raises
     Corrupt with ``at`` and ``base_offset``. Raises InvalidRequest if compressed batches, together with the uncompressed
-    batches of the call, decompress to more than `decompressed_bytes_max`.
+    batches of the call, decompress to more than DECOMPRESSED_BYTES_MAX.
     """
     view = _bytes_of(data)
     table = _scanned(view, verify=verify) if table is None else _checked(view, table)
@@ -123,15 +118,15 @@ def decode_columns(
         return _plain_columns(view, table, verify=verify, include_control=include_control)
     if verify:
         _verify(view, table)
-    arena, starts, ends = _inflated(view, table, packed.tolist(), decompressed_bytes_max, verify=verify)
+    arena, starts, ends = _inflated(view, table, packed.tolist(), DECOMPRESSED_BYTES_MAX, verify=verify)
     done = len(ends)
     # Record counts come from untrusted headers: never allocate more rows than the bytes can hold.
     rows = np.minimum(table.record_counts[:done], (ends - starts) // RECORD_BYTES_MIN)[packed[:done]].sum()
-    if ends[-1] > decompressed_bytes_max or rows * COLUMNS_ROW_BYTES > max(decompressed_bytes_max, _ARENA_BYTES_MIN):
+    if max(ends[-1], rows * COLUMNS_ROW_BYTES) > DECOMPRESSED_BYTES_MAX:
         where = {"at": int(table.positions[done - 1]), "base_offset": int(table.base_offsets[done - 1])}
         raise InvalidRequest(
             "the batches decompress to more than the limit of one call; decode them in steps",
-            limit=decompressed_bytes_max,
+            limit=DECOMPRESSED_BYTES_MAX,
             batches=len(table),
             **where,
         )

@@ -522,11 +522,9 @@ def wrong_column(reason: int, row: int, timestamps: Longs) -> InvalidRequest:
 def _row_count(columns: Source) -> int:
     _keys, key_starts, key_lengths, _values, value_starts, value_lengths, times, _headers, starts, counts = columns
     rows = len(times)
-    for column in (key_starts, key_lengths, value_starts, value_lengths):
+    headers = (starts, counts) if len(starts) or len(counts) else ()
+    for column in (key_starts, key_lengths, value_starts, value_lengths, *headers):
         if len(column) != rows:
-            raise InvalidRequest("cannot encode columns, they differ in length", rows=rows, found=len(column))
-    for column in (starts, counts):
-        if len(column) != rows and not len(starts) == len(counts) == 0:
             raise InvalidRequest("cannot encode columns, they differ in length", rows=rows, found=len(column))
     return rows
 

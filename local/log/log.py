@@ -11,12 +11,11 @@ this record.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 
 from local import names
 from local.errors import DiskFailed, NotFound
-from local.log.log_appender import AppendResult, Draw, Durability, LogAppender
+from local.log.log_appender import AppendResult, Durability, LogAppender
 from local.log.log_reader import LogReader
 from local.log.log_removal import LogRemoval
 from local.log.log_state import LogState
@@ -98,17 +97,10 @@ class LogNotes:
 class Log(LogState):
     """One partition's log: its state with the operations of its components. Open it with `Log.open`."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        directory: str,
-        partition: TopicPartition,
-        settings: LogSettings,
-        draw: Draw = random.randrange,
-    ) -> None:
+    def __init__(self, storage: Storage, directory: str, partition: TopicPartition, settings: LogSettings) -> None:
         super().__init__(storage, directory, partition, settings)
         reader = self._reader = LogReader(self)
-        appender = self._appender = LogAppender(self, draw)
+        appender = self._appender = LogAppender(self)
         removal = self._removal = LogRemoval(self)
         self.notes = LogNotes(self)
         self.recovered_segments = 0
@@ -141,16 +133,14 @@ class Log(LogState):
         log_start_offset: int | None = None,
         is_tiered: bool = False,
         read_only: bool = False,
-        draw: Draw = random.randrange,
     ) -> Log:
         """Open a log: load its files, recover as needed, activate the last segment. All is durable on return.
 
         - `log_start_offset` is the checkpointed one, used unchanged with `is_tiered`. Otherwise the first local
           segment's base is its lower bound.
         - `read_only`: nothing is written, a torn tail is left out, and the log refuses every change.
-        - `draw` is the random source for the jitter of rolling.
         """
-        log, start = cls(storage, directory, partition, settings, draw), log_start_offset or 0
+        log, start = cls(storage, directory, partition, settings), log_start_offset or 0
         if read_only:
             log.has_failed = True  # every change is refused
             log.source = ReadOnlySource(storage, directory, start, is_tiered=is_tiered)

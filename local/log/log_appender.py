@@ -44,7 +44,6 @@ from local.records.batch import assign_offset, encode_marker, read_marker
 from local.segment.segment import RELATIVE_OFFSET_MAX, Mark, Segment
 from local.settings import LogSettings
 
-Draw = Callable[[int], int]
 Batch = bytearray | memoryview
 
 
@@ -66,7 +65,7 @@ class AppendResult(NamedTuple):
 class Rolling:
     """The conditions for a roll, and the jitter drawn for the segment checked last. The log's lock guards it."""
 
-    def __init__(self, draw: Draw = random.randrange) -> None:
+    def __init__(self, draw: Callable[[int], int] = random.randrange) -> None:
         """`draw(n)` returns an evenly distributed number from [0, n)."""
         self._draw = draw
         self._jittered: tuple[int, int, int] | None = None
@@ -94,11 +93,11 @@ class Rolling:
 
 
 class LogAppender:
-    """The writing end of one log. `draw` is the random source for the jitter of rolling."""
+    """The writing end of one log."""
 
-    def __init__(self, state: LogState, draw: Draw) -> None:
+    def __init__(self, state: LogState) -> None:
         self._state = state
-        self._rolling = Rolling(draw)
+        self._rolling = Rolling()
         self._expire_producers_at_ms = 0
 
     def append(

@@ -34,7 +34,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -185,12 +185,9 @@ class _Copy:
         is_there = self._storage.exists(path)
         if known.size_bytes < size_bytes or not is_there:
             known.has_indexes = False  # a failed roll reactivates the segment, so its indexes grow again
-            file = self._storage.open(path) if is_there else self._storage.create(path)
-            try:
+            with closing(self._storage.open(path) if is_there else self._storage.create(path)) as file:
                 self._append(file, segment, known, size_bytes)
                 file.sync()
-            finally:
-                file.close()
         if is_sealed and not known.has_indexes:
             for suffix in INDEXES:
                 self._write(names.segment_file(segment.base_offset, suffix), segment.index(suffix))
@@ -335,13 +332,10 @@ def copy_view_files(source: Storage, old: str, target: Storage, new: str) -> Non
         if place.endswith(ASIDE) or (path in there and there[path].size_bytes == facts.size_bytes):
             continue
         target.make_directory(join(new, place))
-        file = target.create(join(new, path))
-        try:
+        with closing(target.create(join(new, path))) as file:
             for at in range(0, facts.size_bytes, CHUNK_BYTES):
                 file.append(source.read(join(old, path), at, min(CHUNK_BYTES, facts.size_bytes - at)))
             file.sync()
-        finally:
-            file.close()
         target.sync_directory(join(new, place))
 
 

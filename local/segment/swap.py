@@ -24,6 +24,7 @@ Source: kafka `LocalLog.replaceSegments`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from local.errors import DiskFailed
@@ -43,16 +44,13 @@ _ALL_THEN_LOG = (TXN_INDEX, *_INDEXES_THEN_LOG)
 def write_cleaned(files: SegmentFiles, body: Iterable[Body], *, modified_ms: int | None = None) -> int:
     """Do step 1 for the log file, durably; return its size. `modified_ms` becomes its mtime."""
     path = files.path(LOG) + CLEANED
-    file = files.storage.create(path)
-    try:
+    with closing(files.storage.create(path)) as file:
         for part in body:
             file.append(part)
         if modified_ms is not None:
             files.storage.set_modified_ms(path, modified_ms)
         file.sync()
         return file.size()
-    finally:
-        file.close()
 
 
 def write_cleaned_indexes(files: SegmentFiles, indexes: Indexes, aborted: Iterable[AbortedTransaction] = ()) -> None:

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 from local.errors import AccessDenied, Conflict, DiskFailed, ErrorCode, LogError, NotFound
@@ -146,24 +146,18 @@ def replace_file(storage: Storage, path: str, body: Body, *, syncs_name: bool = 
 
 def write_file(storage: Storage, path: str, *parts: Body) -> None:
     """Create a file with these contents and sync it. The caller syncs its name."""
-    file = storage.create(path)
-    try:
+    with closing(storage.create(path)) as file:
         for part in parts:
             file.append(part)
         file.sync()
-    finally:
-        file.close()
 
 
 def sync_file(storage: Storage, path: str, *, truncate_to: int | None = None) -> None:
     """Make an existing file durable, shortened to `truncate_to` bytes if that is given."""
-    file = storage.open(path)
-    try:
+    with closing(storage.open(path)) as file:
         if truncate_to is not None:
             file.truncate(truncate_to)
         file.sync()
-    finally:
-        file.close()
 
 
 def join(*parts: str) -> str:
@@ -190,11 +184,8 @@ class SegmentFiles(NamedTuple):
     @contextmanager
     def mapped(self, suffix: str) -> Iterator[memoryview]:
         """Map a file inside the context."""
-        data = self.storage.map(self.path(suffix))
-        try:
+        with self.storage.map(self.path(suffix)) as data:
             yield data
-        finally:
-            data.release()
 
 
 class DiskFile:

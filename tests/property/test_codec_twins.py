@@ -27,6 +27,13 @@ RECORDS = st.lists(st.builds(Record, FIELDS, FIELDS, TIMES, HEADERS), min_size=1
 CODECS = st.sampled_from(Codec)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _few_decompressed_bytes():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "DECOMPRESSED_BYTES_MAX", LIMIT)
+        yield
+
+
 def on(twin, call, *args, **options):
     """The result of `call` with this implementation, or its error."""
     chosen = kernels._chosen
@@ -174,7 +181,7 @@ def test_both_kernels_give_the_same_scan(data, verify):
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(hostile(), st.booleans(), st.booleans())
 def test_both_kernels_decode_the_same_records_or_report_corrupt(data, verify, include_control):
-    options = {"verify": verify, "include_control": include_control, "decompressed_bytes_max": LIMIT}
+    options = {"verify": verify, "include_control": include_control}
     columns = both(kernels.decode_columns, data, **options)
     if isinstance(columns, Corrupt):
         assert {"at", "base_offset"} <= columns.facts.keys()

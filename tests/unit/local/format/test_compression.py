@@ -119,11 +119,12 @@ def test_a_decompression_bomb_is_stopped_at_the_limit(codec):
     assert peak < 2 * MIB
 
 
-def test_batches_above_the_limit_of_one_call_are_an_invalid_request_and_not_corrupt():
+def test_batches_above_the_limit_of_one_call_are_an_invalid_request_and_not_corrupt(monkeypatch):
+    monkeypatch.setattr(kernels, "DECOMPRESSED_BYTES_MAX", MIB)
     batches = [encode_batch([(b"k", bytes(600_000), 1)], base_offset=i, codec=Codec.ZSTD) for i in range(2)]
-    assert len(kernels.decode_columns(batches[0], decompressed_bytes_max=MIB)) == 1
+    assert len(kernels.decode_columns(batches[0])) == 1
     with pytest.raises(InvalidRequest, match="in steps") as caught:
-        kernels.decode_columns(b"".join(batches), decompressed_bytes_max=MIB)
+        kernels.decode_columns(b"".join(batches))
     facts = caught.value.facts
     assert (facts["at"], facts["base_offset"], facts["limit"]) == (len(batches[0]), 1, MIB)
 
@@ -280,13 +281,15 @@ def test_the_record_count_of_a_compressed_batch_is_limited_before_decompression(
     assert len(kernels.decode_columns(encode_batch([(None, None, 1)] * 101))) == 101
 
 
-def test_the_size_of_columns_counts_towards_the_limit_of_one_call():
+def test_the_size_of_columns_counts_towards_the_limit_of_one_call(monkeypatch):
     data = b"".join(
         encode_batch([(None, None, 1)] * 50_000, base_offset=50_000 * at, codec=Codec.ZSTD) for at in (0, 1)
     )
-    assert len(kernels.decode_columns(data, decompressed_bytes_max=6 * MIB)) == 100_000
+    monkeypatch.setattr(kernels, "DECOMPRESSED_BYTES_MAX", 6 * MIB)
+    assert len(kernels.decode_columns(data)) == 100_000
+    monkeypatch.setattr(kernels, "DECOMPRESSED_BYTES_MAX", 5 * MIB)
     with pytest.raises(InvalidRequest, match="in steps"):
-        kernels.decode_columns(data, decompressed_bytes_max=5 * MIB)
+        kernels.decode_columns(data)
 
 
 @pytest.mark.parametrize("codec", PACKED)

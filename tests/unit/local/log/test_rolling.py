@@ -122,7 +122,8 @@ def test_jitter_is_drawn_below_the_smaller_of_jitter_and_segment_ms(
 
 def test_each_segment_has_its_own_constant_jitter() -> None:
     drawn = iter([0, 50])
-    log = open_log(ModelDisk(), LogSettings(segment_ms=100, segment_jitter_ms=80), draw=lambda below: next(drawn))
+    log = open_log(ModelDisk(), LogSettings(segment_ms=100, segment_jitter_ms=80))
+    log._appender._rolling = Rolling(lambda below: next(drawn))
     for timestamp in (1000, 1090, 1100, 1101, 1151, 1152):
         log.append([Record(None, b"v", timestamp)], now_ms=0)
     assert [info.base_offset for info in log.segments()] == [0, 3, 5]
