@@ -31,7 +31,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +56,7 @@ _BLOCK_BYTES = 4 << 20  # of gathered keys per call
 _START = (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)
 Words = NDArray[np.uint64]
 Bits = Octets  # record r is bit ``r & 7`` of byte ``r >> 3``; bits after the last record are undefined
+Step = tuple[int, int]  # consecutive records: the ordinal of the first one, a multiple of 8; their number
 
 
 @dataclass(slots=True)
@@ -121,12 +121,12 @@ def clear(bits: Bits, first: int, count: int) -> None:
         bits[record >> 3] &= 0xFF ^ (1 << (record & 7))
 
 
-def joined(bits: Bits, runs: Sequence[tuple[int, int]]) -> Bits:
-    """A copy of some runs (first record, a multiple of 8; number of records), joined."""
-    parts = [bits[first >> 3 : (first + count + 7) >> 3] for first, count in runs]
+def joined(bits: Bits, steps: Sequence[Step]) -> Bits:
+    """A copy of the bits of some steps, joined."""
+    parts = [bits[first >> 3 : (first + count + 7) >> 3] for first, count in steps]
     if len(parts) == 1:
         return parts[0].copy()
-    flags = [np.unpackbits(part, count=count, bitorder="little") for part, (_, count) in zip(parts, runs, strict=True)]
+    flags = [np.unpackbits(part, count=count, bitorder="little") for part, (_, count) in zip(parts, steps, strict=True)]
     return np.packbits(np.concatenate(flags), bitorder="little") if flags else np.empty(0, np.uint8)
 
 
@@ -144,13 +144,6 @@ class Added(Enum):
     WHOLE = "whole"
     NO_ROOM = "no room"
     PACKED = "packed"
-
-
-class Step(NamedTuple):
-    """Consecutive records: `rows` records from ordinal `first`, a multiple of 8."""
-
-    first: int
-    rows: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +240,7 @@ class OffsetMap:
             return None
         self.invalid_records += keyless
         self._next = (first + rows + 7) & ~7
-        return [Step(first, rows)]
+        return [(first, rows)]
 
     def _add_inflated(
         self, segment: Segment, start: int, data: memoryview, table: BatchTable, aborted: Sequence[AbortedTransaction]
@@ -285,7 +278,7 @@ class OffsetMap:
         self._tombstones[bits] |= packed((columns.value_lengths < 0) & ~skip & ~is_keyless)
         self._next = (first + rows + 7) & ~7
         self.invalid_records += int(is_keyless.sum())
-        return Step(first, rows)
+        return first, rows
 
     def _enter(self, columns: Columns, skip: Flags, first: int, held: int, position: int) -> int:
         if self.end_offset is not None:

@@ -334,12 +334,6 @@ def _sizes_after(table: BatchTable, sections: Longs, remaining: Longs, actions: 
     return int(sizes.sum())
 
 
-@dataclass(slots=True)
-class _Ongoing:
-    aborted: AbortedTransaction
-    is_met: bool = False
-
-
 class CleanedTransactions:
     """The transactional batches of a pass, in log order. `kept` are the entries of the markers that stay."""
 
@@ -348,17 +342,14 @@ class CleanedTransactions:
         self._tombstones_below = tombstones_below
         unique = {(each.producer_id, each.first_offset): each for each in aborted}
         self._ahead = deque(sorted(unique.values(), key=lambda each: each.first_offset))
-        self._aborting: dict[int, _Ongoing] = {}
+        self._aborting: dict[int, AbortedTransaction] = {}
+        self._met: set[int] = set()  # producers in `_aborting` of which a batch was met
         self._committing: set[int] = set()
 
     def meet(self, producer_id: int, last_offset: int) -> None:
         """Add a batch of a transaction. Its data may have been removed."""
         self._begin_upto(last_offset)
-        ongoing = self._aborting.get(producer_id)
-        if ongoing is None:
-            self._committing.add(producer_id)
-        else:
-            ongoing.is_met = True
+        (self._met if producer_id in self._aborting else self._committing).add(producer_id)
 
     def end(self, producer_id: int, last_offset: int, marker: Marker | None) -> bool:
         """Whether a marker is no longer needed: no batch of its transaction was met. False for `marker` None."""
@@ -369,10 +360,12 @@ class CleanedTransactions:
             is_met = producer_id in self._committing
             self._committing.discard(producer_id)
             return not is_met
-        ongoing = self._aborting.pop(producer_id, None)
-        if ongoing is None or (not ongoing.is_met and self.may_leave(ongoing.aborted.last_offset)):
+        aborted = self._aborting.pop(producer_id, None)
+        is_met = producer_id in self._met
+        self._met.discard(producer_id)
+        if aborted is None or (not is_met and self.may_leave(aborted.last_offset)):
             return True
-        self.kept.append(ongoing.aborted)
+        self.kept.append(aborted)
         return False
 
     def may_leave(self, offset: int) -> bool:
@@ -382,4 +375,4 @@ class CleanedTransactions:
     def _begin_upto(self, offset: int) -> None:
         while self._ahead and self._ahead[0].first_offset <= offset:
             transaction = self._ahead.popleft()
-            self._aborting.setdefault(transaction.producer_id, _Ongoing(transaction))
+            self._aborting.setdefault(transaction.producer_id, transaction)

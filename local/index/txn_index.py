@@ -31,7 +31,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from local.errors import Corrupt
@@ -228,27 +228,35 @@ class TransactionScan:
         self._last[producer] = offset
 
 
-def carried_problem(
-    entries: Iterable[AbortedTransaction],
-    scanned: SegmentTransactions,
-    undecided: Mapping[int, int],
-    ended: Mapping[int, int],
-) -> str | None:
-    """Return why a segment's entries contradict the segments before it, or None if they agree.
+@dataclass(slots=True)
+class CarriedTransactions:
+    """The transactions of the segments so far, by producer: first records of the open ones, last markers."""
 
-    `undecided`: first records of transactions open at the base; `ended`: last markers below it; both by producer.
-    """
-    known = {(each.producer_id, each.last_offset): each for each in entries}
-    for producer, first in undecided.items():
-        marker = scanned.first_ended.get(producer)
-        if marker is not None and marker.is_abort:
-            entry = known.get((producer, marker.offset))
-            if entry is None or entry.first_offset > first:
-                return f"the index lacks an aborted transaction: producer_id={producer} marker_at={marker.offset}"
-    for (producer, offset), each in known.items():
-        if each.first_offset <= ended.get(producer, -1):
-            return f"an entry has a wrong first offset: producer_id={producer} marker_at={offset}"
-    return None
+    open_from: dict[int, int]
+    ended: dict[int, int] = field(default_factory=dict)
+
+    def problem(self, entries: Iterable[AbortedTransaction], scanned: SegmentTransactions) -> str | None:
+        """Return why the entries of the next segment contradict the segments so far, or None if they agree."""
+        known = {(each.producer_id, each.last_offset): each for each in entries}
+        for producer, first in self.open_from.items():
+            marker = scanned.first_ended.get(producer)
+            if marker is not None and marker.is_abort:
+                entry = known.get((producer, marker.offset))
+                if entry is None or entry.first_offset > first:
+                    return f"the index lacks an aborted transaction: producer_id={producer} marker_at={marker.offset}"
+        for (producer, offset), each in known.items():
+            if each.first_offset <= self.ended.get(producer, -1):
+                return f"an entry has a wrong first offset: producer_id={producer} marker_at={offset}"
+        return None
+
+    def add(self, scanned: SegmentTransactions, below: int | None = None) -> None:
+        """Add a segment; transactions that begin at or above `below` are left out."""
+        for producer in scanned.last_ended:
+            self.open_from.pop(producer, None)
+        for producer, first in scanned.open_from.items():
+            if below is None or first < below:
+                self.open_from.setdefault(producer, first)
+        self.ended.update(scanned.last_ended)
 
 
 def _is_abort(data: memoryview, position: int) -> bool | None:

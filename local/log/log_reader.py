@@ -19,7 +19,7 @@ from local.facts import SegmentInfo
 from local.format.batch_header import TRANSACTIONAL
 from local.format.record import StoredRecord
 from local.index import txn_index
-from local.index.txn_index import AbortedTransaction
+from local.index.txn_index import AbortedTransaction, CarriedTransactions
 from local.log.producer_state import ProducerEntry, ProducerFiles, encode_snapshot
 from local.names import TopicPartition
 from local.records.isolation import Isolation, without_aborted
@@ -129,26 +129,18 @@ class LogView:
         `from_offset`. Every index is compared with its segment. The search continues until each transaction with
         records below `upper_offset` has reached its marker. Raises NotFound, Corrupt, WrongTransactionIndex.
         """
-        from local.index.txn_index import carried_problem
-
         found: list[AbortedTransaction] = []
-        undecided = {producer: first for producer, first in (open_before or {}).items() if first < upper_offset}
-        ended: dict[int, int] = {}  # the last marker of each producer so far
+        carried = CarriedTransactions({p: first for p, first in (open_before or {}).items() if first < upper_offset})
         at = max(bisect.bisect_right(self.bases, from_offset) - 1, 0)
         for segment, end in zip(self.segments[at:], (*self.bases[at + 1 :], self.next_offset), strict=True):
             is_last = segment is self.segments[-1]
             entries, scanned = segment.checked_aborted(self.tail_bytes if is_last else segment.size_bytes)
-            problem = carried_problem(entries, scanned, undecided, ended)
+            problem = carried.problem(entries, scanned)
             if problem is not None:
                 raise WrongTransactionIndex(segment.base_offset, problem)
             found += [each for each in entries if each.last_offset >= from_offset and each.first_offset < upper_offset]
-            for producer in scanned.first_ended:
-                undecided.pop(producer, None)
-            for producer, first in scanned.open_from.items():
-                if first < upper_offset:
-                    undecided.setdefault(producer, first)
-            ended.update(scanned.last_ended)
-            if end >= upper_offset and not undecided:
+            carried.add(scanned, upper_offset)
+            if end >= upper_offset and not carried.open_from:
                 break
         return found
 

@@ -29,7 +29,7 @@ from local.errors import AccessDenied, Corrupt, DiskFailed, NotFound
 from local.format.batch_header import CONTROL, MAGIC
 from local.format.columns import BatchTable, Flags, Longs, joined_tables
 from local.index import offset_index, time_index, txn_index
-from local.index.txn_index import AbortedTransaction, SegmentTransactions, TransactionScan, carried_problem
+from local.index.txn_index import AbortedTransaction, CarriedTransactions, SegmentTransactions, TransactionScan
 from local.log import recovery
 from local.log.leader_epochs import EpochRange
 from local.log.producer_state import ProducerEntry, ProducerState, decode_snapshot
@@ -221,7 +221,7 @@ class SegmentReport:
     aborted: list[AbortedTransaction] = field(default_factory=list)
     is_read: bool = True
     is_sparse: bool = False
-    said: SegmentTransactions | None = None
+    said: SegmentTransactions = field(default_factory=TransactionScan().found)
 
     def add(self, code: str, run: Run, row: int, *, what: str | None = None, severity: Severity | None = None) -> None:
         """Add a finding about the batch of a row; a code of `_ONCE` only once."""
@@ -413,7 +413,7 @@ def check_producers(
     is_whole = first == 0 or first in snapshots
     is_cleaned, before = False, first
     opened = {e.producer_id: e.transaction_first_offset for e in state.entries() if e.transaction_first_offset >= 0}
-    carried = _Carried(open_from=opened)
+    carried = CarriedTransactions(opened)
     for report in reports:
         base = report.place.base_offset
         is_cleaned = is_cleaned or base != before
@@ -429,7 +429,7 @@ def check_producers(
                 yield from _check_cleaned(path, severity, report, carried)
             else:
                 yield from _compare_aborted(path, severity, report, expected, known_from=None if is_whole else first)
-        carried.add(report)
+        carried.add(report.said)
     for offset in sorted(snapshots):
         if offset > end:
             yield finding(
@@ -439,27 +439,10 @@ def check_producers(
         yield from _compare(directory, end, snapshots[end], state, is_whole, is_cleaned=is_cleaned)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Carried:
-    """Transactions of the segments so far, by producer id: open first offsets, offsets of last markers."""
-
-    open_from: dict[int, int]
-    ended: dict[int, int] = field(default_factory=dict)
-
-    def add(self, report: SegmentReport) -> None:
-        if report.said is not None:
-            for producer in report.said.last_ended:
-                self.open_from.pop(producer, None)
-            for producer, first in report.said.open_from.items():
-                self.open_from.setdefault(producer, first)
-            self.ended.update(report.said.last_ended)
-
-
-def _check_cleaned(path: str, severity: Severity, report: SegmentReport, carried: _Carried) -> Iterator[Finding]:
-    if report.said is None:
-        return
-    problem = report.said.problem(report.aborted)
-    problem = problem or carried_problem(report.aborted, report.said, carried.open_from, carried.ended)
+def _check_cleaned(
+    path: str, severity: Severity, report: SegmentReport, carried: CarriedTransactions
+) -> Iterator[Finding]:
+    problem = report.said.problem(report.aborted) or carried.problem(report.aborted, report.said)
     if problem is not None:
         offsets = report.place.base_offset, report.next_offset
         yield finding("txn-index.cleaned", path, what=problem, severity=severity, offsets=offsets)

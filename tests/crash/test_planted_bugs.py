@@ -200,7 +200,7 @@ def _aborted_transactions_neither_synced_with_the_seal_nor_held_against_markers(
     patch.setattr(ModelFile, "sync", lambda self: None if self._path.endswith(names.TXN_INDEX) else real(self))
     patch.setattr(recovery, "check_txn_index", lambda files: None)
     patch.setattr(txn_index.SegmentTransactions, "problem", lambda self, entries: None)
-    patch.setattr(txn_index, "carried_problem", lambda *given: None)
+    patch.setattr(txn_index.CarriedTransactions, "problem", lambda *given: None)
 
 
 def _acknowledged_before_the_shared_fsync(patch: Patch) -> None:
