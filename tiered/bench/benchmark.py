@@ -112,8 +112,8 @@ class Measured:
     size_bytes: int
     seconds: float
     reference_seconds: float | None = None
-    latencies_ms: Mapping[str, float] = field(default_factory=dict)
-    reference_latencies_ms: Mapping[str, float] = field(default_factory=dict)
+    latencies_ms: dict[str, float] | None = None
+    reference_latencies_ms: dict[str, float] | None = None
 
     @property
     def bytes_per_second(self) -> float:
@@ -134,7 +134,7 @@ class BenchReport:
     """The figures in order. `requests` to the bucket include the clean-up's; None for a local folder."""
 
     measured: tuple[Measured, ...]
-    machine: Mapping[str, str]
+    machine: dict[str, str]
     directory: str
     bucket: str
     is_complete: bool
@@ -158,7 +158,7 @@ class Bench:
             raise Stopped
 
     def note(
-        self, name: str, count: int, size_bytes: int, seconds: float, raw: float | None, **more: Mapping[str, float]
+        self, name: str, count: int, size_bytes: int, seconds: float, raw: float | None, **more: dict[str, float] | None
     ) -> None:
         """Record a figure; `raw` are the seconds of the reference."""
         what, reference = _FIGURES[name]
@@ -177,7 +177,8 @@ class Bench:
         self.check()
 
     def note_each(self, name: str, size_bytes: int, seconds: Sequence[float], raw: Sequence[float] = ()) -> None:
-        percentiles = {"latencies_ms": percentiles_ms(seconds), "reference_latencies_ms": percentiles_ms(raw)}
+        percentiles = {"latencies_ms": percentiles_ms(seconds) or None}
+        percentiles |= {"reference_latencies_ms": percentiles_ms(raw) or None}
         self.note(name, len(seconds), size_bytes, sum(seconds), sum(raw) if raw else None, **percentiles)
 
     def timed(self, do: Callable[[], object]) -> float:

@@ -14,12 +14,18 @@ from __future__ import annotations
 
 import functools
 import io
+import json
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Literal, ParamSpec, TextIO, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal, TextIO
+
+import msgspec
+
+from tiered.cli.render import ProgressEvent
+from tiered.config.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -38,8 +44,6 @@ PATIENCE_S = 1.0  # delay of a bar
 Clock = Callable[[], float]
 Advance = Callable[[int], None]
 OnCopy = Callable[["TopicPartition", int, int, int], None]  # partition, base offset, bytes done, bytes in total
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class Progress:
@@ -147,12 +151,6 @@ class Progress:
     def _send(self, kind: Literal["progress", "message"], *, is_last: bool = False, message: str | None = None) -> None:
         if self._write is None:
             return
-        import json
-
-        import msgspec
-
-        from tiered.cli.render import ProgressEvent
-
         rate = self._done / took if (took := self._clock() - self._started_s) > 0 else 0.0
         event = ProgressEvent(
             kind=kind,
@@ -241,13 +239,13 @@ class Bars:
         self._started_s: dict[str, float] = {}
         self._tasks: dict[str, TaskID] = {}
         self._bars: RichProgress | None = None
-        self._open = ExitStack()
 
     def __enter__(self) -> Bars:
         return self
 
     def __exit__(self, *rest: object) -> None:
-        self._open.close()
+        if self._bars is not None:
+            self._bars.stop()
 
     def report(self, task: str, done: float, total: int | None, segments: int | None = None) -> None:
         now = time.monotonic()
@@ -269,8 +267,8 @@ class Bars:
         from rich.console import Console
         from rich.progress import Progress as RichProgress
 
-        bars = RichProgress(*self._columns(), console=Console(stderr=True), transient=self._is_transient)
-        self._bars = self._open.enter_context(bars)
+        self._bars = RichProgress(*self._columns(), console=Console(stderr=True), transient=self._is_transient)
+        self._bars.start()
         return self._bars
 
 
@@ -292,8 +290,6 @@ def byte_progress(session: Session, verb: str, size_bytes: int, *, bar_least_byt
 
 
 def byte_lines(say: Callable[[str], None], verb: str, size_bytes: int, clock: Clock = time.monotonic) -> Advance:
-    from tiered.config.units import format_bytes
-
     lines, started_s = Lines(say, clock), clock()
 
     def line(done: int) -> str:
@@ -350,8 +346,6 @@ def copy_progress_of(session: Session) -> Iterator[OnCopy | None]:
 
             yield report
     elif progress.mode == "plain" and not session.is_quiet:
-        from tiered.config.units import format_bytes
-
         lines = Lines(session.say)
         yield lambda name, base_offset, done, size_bytes: lines.report(
             lambda: f"copying {name} from {base_offset}: {format_bytes(done)} of {format_bytes(size_bytes)}"

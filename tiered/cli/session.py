@@ -27,6 +27,7 @@ import click
 from local.errors import Conflict, ErrorCode, InvalidRequest, LogError, NotFound
 from tiered.cli.errors import HINTS, Exit, Terminated, unread_code
 from tiered.cli.progress import Progress, load_progress
+from tiered.config.units import counted
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -264,8 +265,6 @@ def complete_settings(ctx: click.Context, parameter: click.Parameter, incomplete
 
 def complete_topics(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete a topic of this node, after a slash its partitions where allowed."""
-    from tiered.config.units import counted
-
     directory = ctx.find_root().params.get("directory") or os.environ.get("TIERED_DIR") or "."
     topics = Session(directory=directory).topics().all()
     topic, slash, _ = incomplete.partition("/")
@@ -275,12 +274,12 @@ def complete_topics(ctx: click.Context, parameter: click.Parameter, incomplete: 
     return completions({each.name: counted(each.partition_count, "partition") for each in topics}, incomplete)
 
 
-def confirm(question: str, *, yes: bool, without: str) -> None:
-    """Ask at a terminal, unless `yes`. Elsewhere raise a UsageError with the text `without`."""
+def confirm(question: str, *, yes: bool, without: str | None = None) -> None:
+    """Ask at a terminal, unless `yes`. Elsewhere raise a UsageError with the text `without`, or the question."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(without)
+        raise click.UsageError(without or f"{question} add --yes")
     click.confirm(question, abort=True, err=True)
 
 

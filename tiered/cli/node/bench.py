@@ -18,7 +18,7 @@ from tiered.config.units import format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:
     from remote.store import ObjectStore
-    from tiered.bench.benchmark import BenchOptions, BenchReport, Measured
+    from tiered.bench.benchmark import BenchOptions, Measured
 
 
 def _rounded_bytes(value: float) -> str:
@@ -114,7 +114,9 @@ def bench(
             on_measured=report_measured,
             should_stop=lambda: stop.is_set,
         )
-    print_result(_measured(report), output)
+    rows = [MeasuredFigure.of(each) for each in report.measured]
+    requests = RequestsSent.of(report.requests) if report.requests is not None else None
+    print_result(BenchMeasured.of(report, requests=requests, measured=rows), output)
     ended = "ratio: 1 is as fast as the reference, 0.5 half as fast" if report.is_complete else "interrupted"
     session.say(f"{ended}; all created files and objects were deleted")
     return Exit.DONE if report.is_complete else stopped_code(stop)
@@ -188,16 +190,3 @@ def _predict(session: Session, options: BenchOptions, output: str, *, remote: bo
     elif remote:
         without = "requests would be sent to the bucket; add --yes, or --dry-run to see which"
         confirm("send them?", yes=yes, without=without)
-
-
-def _measured(report: BenchReport) -> BenchMeasured:
-    rows = [
-        MeasuredFigure.of(
-            each,
-            latencies_ms=dict(each.latencies_ms) or None,
-            reference_latencies_ms=dict(each.reference_latencies_ms) or None,
-        )
-        for each in report.measured
-    ]
-    requests = RequestsSent.of(report.requests) if report.requests is not None else None
-    return BenchMeasured.of(report, machine=dict(report.machine), requests=requests, measured=rows)

@@ -180,7 +180,7 @@ def alter(
         return
     with session.manager() as manager:
         if gives_up(manager.topics.get(name), settings):
-            _confirm(f"delete all records of the topic {name} that are in the bucket only, permanently?", yes)
+            confirm(f"delete all records of the topic {name} that are in the bucket only, permanently?", yes=yes)
         altered = manager.topics.alter(name, settings, now_ms=now_ms())
     session.say(f"altered {altered.name}: {pairs(altered.properties) or 'no own settings'}")
     _print([altered], output)
@@ -192,10 +192,6 @@ def gives_up(topic: Topic, settings: dict[str, str]) -> bool:
 
     value = settings.get(ENABLE)
     return topic.was_tiered and bool(value) and not parse(ENABLE, value or "")
-
-
-def _confirm(question: str, yes: bool) -> None:
-    confirm(question, yes=yes, without=f"{question} add --yes")
 
 
 @command("delete", topic, example="topic delete orders --dry-run")
@@ -216,7 +212,7 @@ def delete(
         return
     with session.manager() as manager:
         found = manager.topics.get(name)
-        _confirm(f"delete the topic {name} with all its records permanently?", yes)
+        confirm(f"delete the topic {name} with all its records permanently?", yes=yes)
         manager.topics.delete(name, now_ms=now_ms())
     session.say(f"deleted {name}: partitions={found.partition_count} topic_id={found.topic_id}")
     _print([found], output)
@@ -355,8 +351,8 @@ def show_altered(session: Session, planned: topic_dry_run.AlteredTopic, output: 
     if planned.gives_up_tier:
         size, offsets = _sum(planned.lost, "remote_bytes"), _sum(planned.lost, "offsets")
         session.say(
-            f"would disable the remote tier: {_bytes(size)} in the bucket, of them at most "
-            f"{_count(offsets)} records that the disk does not have, NOT RECOVERABLE"
+            f"would disable the remote tier: {_known(size, format_bytes)} in the bucket, of them at most "
+            f"{_known(offsets, format_count)} records that the disk does not have, NOT RECOVERABLE"
         )
     if not planned.changes:
         session.say("no effective setting would change")
@@ -379,11 +375,11 @@ def show_deleted(session: Session, planned: topic_dry_run.TopicLoss, output: str
             session.say(f"{each.partition}: forks retain the objects that they name: {', '.join(each.forks)}")
         if each.trouble is not None:
             session.say(f"! {each.partition}: some figures are unknown: {' '.join(each.trouble.split())}")
-    held = f"{_bytes(totals['local_bytes'])} on the disk, {_bytes(totals['remote_bytes'])} in the bucket"
+    local, remote = (_known(totals[name], format_bytes) for name in ("local_bytes", "remote_bytes"))
     after = f"files are deleted after {format_ms(planned.file_delay_ms)}, objects after {format_ms(planned.grace_ms)}"
     session.say(
-        f"would delete {topic.name}: at most {_count(totals['offsets'])} records, {held}, NOT "
-        f"RECOVERABLE; {after}, by the maintenance of tiered run"
+        f"would delete {topic.name}: at most {_known(totals['offsets'], format_count)} records, {local} on the disk, "
+        f"{remote} in the bucket, NOT RECOVERABLE; {after}, by the maintenance of tiered run"
     )
     session.say("nothing changed")
 
@@ -398,12 +394,8 @@ def _sum(losses: Sequence[PartitionLoss], name: str) -> int | None:
     return sum(known) if known else None
 
 
-def _bytes(value: int | None) -> str:
-    return "?" if value is None else format_bytes(value)
-
-
-def _count(value: int | None) -> str:
-    return "?" if value is None else format_count(value)
+def _known(value: int | None, show: Callable[[int], str]) -> str:
+    return "?" if value is None else show(value)
 
 
 def _loss(each: PartitionLoss) -> PartitionLost:
@@ -468,7 +460,11 @@ def _show_paused(
     """Change or only read the pauses of all log directories; print and return the topics that are then paused."""
     found, at_ms = change([(DiskStorage(), root) for root in session.config().data_dirs]), now_ms()
     rows = [PausedTopic.of(each, topic=name, paused_since_ms=each.since_ms) for name, each in sorted(found.items())]
-    lasted = Column("", "FOR", format_ms, is_number=True, of=lambda row: _lasted_ms(row, at_ms))
+
+    def lasted_ms(row: PausedTopic) -> int | None:
+        return None if row.paused_since_ms is None else max(0, at_ms - row.paused_since_ms) // 1000 * 1000
+
+    lasted = Column("", "FOR", format_ms, is_number=True, of=lasted_ms)
     topic, *others = columns_of(PausedTopic)
     print_result(Paused(rows), output, columns=(topic, lasted, *others))
     if not rows:
@@ -476,7 +472,3 @@ def _show_paused(
     if dry_run:
         session.say("nothing changed")
     return found
-
-
-def _lasted_ms(row: PausedTopic, at_ms: int) -> int | None:
-    return None if row.paused_since_ms is None else max(0, at_ms - row.paused_since_ms) // 1000 * 1000
