@@ -6,6 +6,7 @@ A dry run prints its rows on stdout and its messages on stderr, and changes noth
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -130,27 +131,24 @@ def create(
             "the topics were created, some partitions could not be initialized: the next start initializes them"
         )
         raise failure
-    if tiered and session.config().remote_url is not None:
+    if tiered:
         _warn_of_namesakes(session, tiered)
 
 
 def _warn_of_namesakes(session: Session, created: Sequence[Topic]) -> None:
     """Warn about topics of one name, between which a reader of the bucket alone must choose."""
-    from remote.store.open_store import open_store
-    from tiered.config.secrets import keyed_store
     from tiered.read.bucket_reader import living_ids, topic_ids
-    from tiered.stores.configured_store import store_options
+    from tiered.stores.configured_store import configured_store
 
-    config = session.config()
-    store = keyed_store(open_store(config.remote_url or "", store_options(config)), config.key_ring)
+    if (store := configured_store(session.config())) is None:
+        return
     try:
-        found = {each.name: set(topic_ids(store, each.name)) - {each.topic_id} for each in created}
-        others = {name: living_ids(store, name, ids) for name, ids in found.items()}
+        with closing(store):
+            found = {each.name: set(topic_ids(store, each.name)) - {each.topic_id} for each in created}
+            others = {name: living_ids(store, name, ids) for name, ids in found.items()}
     except LogError as error:
         session.say(f"warning: cannot check whether the bucket has another topic of this name: {error}")
         return
-    finally:
-        store.close()
     for name, ids in others.items():
         if ids:
             session.say(
