@@ -18,7 +18,8 @@ first segment it must keep. The active segment is never dropped here; it is roll
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import takewhile
@@ -133,6 +134,25 @@ def page_to_know(snapshot: PartitionSnapshot) -> PageEntry | None:
     is_old = limits.ms is not None and snapshot.now_ms >= remote_expiry_ms(page.first_stamp_ms, limits.ms)
     is_large = limits.bytes is not None and log_bytes(snapshot) > limits.bytes
     return page if page.base_offset < snapshot.log_start_offset or is_old or is_large else None
+
+
+def with_oldest_entries(
+    snapshot: PartitionSnapshot, read: Callable[[PageEntry], Sequence[SegmentEntry] | None], pages_max: int
+) -> PartitionSnapshot:
+    """Return the snapshot with the entries of its oldest pages, as far as needed, and until `read` returns None."""
+    for _ in range(pages_max):
+        page = page_to_know(snapshot)
+        entries = read(page) if page is not None else None
+        if page is None or entries is None:
+            break
+        at = len(snapshot.known_oldest())
+        snapshot = replace(
+            snapshot,
+            remote=(*snapshot.remote[:at], *entries, *snapshot.remote[at:]),
+            pages=tuple(each for each in snapshot.pages if each is not page),
+            known_pages=(*snapshot.known_pages, page),
+        )
+    return snapshot
 
 
 def log_bytes(snapshot: PartitionSnapshot) -> int:

@@ -140,10 +140,9 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionOutcome:
-    """Result of a compaction job; the counts cover the committed groups of all rounds.
+    """Counts of the committed groups of all rounds; `given_up` groups lost segments to another writer or job.
 
-    `given_up` groups lost segments to another writer or job. Entries are clean through `upto_offset`. `is_cut`: too
-    many entries or pending deletes; a later job continues. `is_stopped`: ended on request before another round.
+    `is_cut`: too many entries or pending deletes; a later job continues. `is_stopped`: before another round.
     """
 
     name: RemotePartitionName
@@ -183,8 +182,8 @@ def plan_compaction(
 ) -> CompactionPlan:
     """Plan the compaction of the entries that are wholly inside ``[start_offset, upto_offset)``.
 
-    The plan is one round of at most `rows_max` entries; `upto_offset` None: as far as may be cleaned. Raises NotFound
-    without a manifest, Conflict for a deleted topic, InvalidRequest for a topic that is not compacted.
+    `upto_offset` None: as far as may be cleaned. Raises NotFound without a manifest, Conflict for a deleted topic,
+    InvalidRequest for a topic that is not compacted.
     """
     log = MetadataLog(store, name.prefix)
     manifest = log.join()

@@ -79,7 +79,7 @@ class CopyPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyOutcome:
-    """Result for one partition: the source got `behind` entries since the plan; each of `differences` is a fault."""
+    """The source got `behind` entries since the plan; each of `differences` is a fault."""
 
     name: RemotePartitionName
     entries: int

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from policies.compacted_view import held_back
 from policies.decisions import ExpirePage, ExpireRemote
-from policies.retention import expirations, leaving, page_to_know
+from policies.retention import expirations, leaving, with_oldest_entries
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from remote.manifest.catalog import RemotePartitionName
@@ -67,7 +67,8 @@ def plan_retention(
         return replace(bare, skip_reason=f"its {_POLICY} is unknown")
     if manifest.views and _VIEWS not in known:
         return replace(bare, skip_reason=f"it has compacted views, and {_VIEWS} is unknown")
-    snapshot = _with_oldest_rows(snapshot_of_bucket(manifest, name, rules_of(known), now_ms), log, manifest)
+    snapshot = snapshot_of_bucket(manifest, name, rules_of(known), now_ms)
+    snapshot = with_oldest_entries(snapshot, log.index(manifest).page, PAGES_MAX)
     expired = held_back(snapshot, expirations(snapshot), [])
     start = max((each.next_offset for each in expired), default=0)
     expiring = leaving(snapshot, expired)
@@ -125,19 +126,3 @@ def snapshot_of_bucket(
         views=manifest.views,
         head_sequence=manifest.sequence,
     )
-
-
-def _with_oldest_rows(snapshot: PartitionSnapshot, log: MetadataLog, manifest: Manifest) -> PartitionSnapshot:
-    index = log.index(manifest)
-    for _ in range(PAGES_MAX):
-        page = page_to_know(snapshot)
-        if page is None:
-            break
-        entries, at = index.page(page), len(snapshot.known_oldest())
-        snapshot = replace(
-            snapshot,
-            remote=(*snapshot.remote[:at], *entries, *snapshot.remote[at:]),
-            pages=tuple(each for each in snapshot.pages if each is not page),
-            known_pages=(*snapshot.known_pages, page),
-        )
-    return snapshot

@@ -112,10 +112,9 @@ class GroupWork:
                 del columns  # before the next step is decompressed
 
     def rewrite(self, newest: NDArray[np.int64]) -> GroupResult:
-        """Build and upload the new segments of the group, one after another. Raises as `newest_keys`.
+        """Build and upload the new segments, one after another; an error deletes them. Raises as `newest_keys`.
 
-        `newest` are the offsets of newest records, ascending: all of the group, and perhaps others. After an error the
-        uploads of this attempt are deleted if possible; no manifest names them.
+        `newest` are the offsets of newest records, ascending: all of the group, and perhaps others.
         """
         plan, group = self.plan, self._without_expired()
         if not group.entries:
@@ -148,7 +147,7 @@ class GroupWork:
         return GroupResult(number=group.number, replaced=tuple(replaced), vouched=tuple(vouched))
 
     def _without_expired(self) -> RowGroup:
-        """Return the group without entries below the log start offset: their objects may be deleted at any time."""
+        """Return the group without entries whose objects may be deleted at any time."""
         start = MetadataLog(self.store, self.plan.name.prefix).refresh().log_start_offset
         entries = tuple(entry for entry in self.group.entries if entry.next_offset > start)
         expired = len(self.group.entries) - len(entries)
@@ -378,7 +377,7 @@ class KeyRun(NamedTuple):
 
 
 class Combiner:
-    """Holds records of one partition, removes superseded ones, and yields records when it is full."""
+    """Holds records of one partition, without superseded ones as far as it has room."""
 
     def __init__(self, records_max: int) -> None:
         self._records_max = records_max
@@ -427,7 +426,6 @@ def newest(strings: Iterable[bytes]) -> Numbers:
 
 
 def newest_offsets(runs: Iterable[KeyRun]) -> Numbers:
-    """Return the largest offset of each digest, for records in the memory of this process."""
     return np.sort(_newest_of(_joined(list(runs))).offsets)
 
 

@@ -96,7 +96,7 @@ class Ingested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestOutcome:
-    """Result for one partition. `was_done`: an earlier run had committed it."""
+    """`was_done`: an earlier run had committed the partition."""
 
     name: RemotePartitionName
     head_sequence: int
@@ -204,7 +204,7 @@ def abort_ingest(store: ObjectStore, plan: IngestPlan, parts: Iterable[Ingested]
 
 
 def end_of(manifest: Manifest) -> int:
-    """Return the offset of a job's first record, above every offset that the bucket has ever assigned."""
+    """Return the offset above every offset that the bucket has ever assigned."""
     return max(manifest.next_offset, manifest.max_end_offset)
 
 

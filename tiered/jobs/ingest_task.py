@@ -162,7 +162,7 @@ class IngestTask:
         known.next_offset += header.record_count
 
     def _end_segment(self, known: _Partition) -> None:
-        """Upload the spool file as a segment: 1. it is read again, checked and uploaded; 2. it is deleted."""
+        """Order of effects: the spool file is read again, checked and uploaded → deleted."""
         if known.file is None:
             return
         known.file.close()

@@ -93,7 +93,6 @@ class KeyDigests:
         return KeyDigests(count=len(keys), secret=secret, lengths=np.unique(lengths), low=np.sort(low), pairs=pairs)
 
     def found_in(self, columns: Columns) -> Flags:
-        """Return the mask of data records with one of the keys."""
         found: Flags = np.isin(columns.key_lengths, self.lengths)
         found &= ((columns.table.attributes & CONTROL) == 0)[columns.batch_ordinals]
         rows = np.flatnonzero(found)
@@ -106,7 +105,7 @@ class KeyDigests:
 
 
 def fingerprint(keys: Iterable[bytes], salt: bytes) -> str:
-    """Return a digest of the keys that shows whether two key files have the same keys; slow to guess."""
+    """Return a digest that is equal for equal keys, and slow to guess."""
     digest = hashlib.sha256()
     for key in sorted(keys):
         digest.update(len(key).to_bytes(4, "big") + key)
@@ -280,7 +279,7 @@ class Scan:
 
     @property
     def is_whole(self) -> bool:
-        """Whether each segment was counted or could not be read; false if the scan was stopped."""
+        """False if the scan was stopped."""
         return all(entry.ulid in self.counts or entry.ulid in self.unread for entry in self.survey.scanned)
 
     @property

@@ -57,11 +57,10 @@ class Garbage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> tuple[str, str | None]:
-        """What distinguishes the entry from others of its partition; an object has no upload id."""
         return self.key, self.upload_id
 
     def is_due(self, now_ms: int, grace_ms: int) -> bool:
-        """Return whether the grace period has passed; false if the store does not report an age."""
+        """False if the store does not report an age."""
         return self.modified_ms is not None and now_ms - self.modified_ms >= grace_ms
 
 

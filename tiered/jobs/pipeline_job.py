@@ -32,7 +32,7 @@ Progress = Callable[[Stage, int, int], None]  # stage, finished units, all units
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineResult:
-    """The units of a run. A `DUE` unit was done in part or not at all: run the job again."""
+    """A `DUE` unit was done in part or not at all: run the job again."""
 
     job_id: str
     units: tuple[Unit, ...]

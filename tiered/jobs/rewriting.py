@@ -58,7 +58,7 @@ OFFSETS_MAX = 2**31 - 1  # the largest relative offset, and position, in an inde
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryFilter:
-    """Filter of entries by stored bytes and newest record's time, in ``[since_ms, until_ms)``; None is no bound."""
+    """By stored bytes, and by the newest record's time in ``[since_ms, until_ms)``; None is no bound."""
 
     min_bytes: int = 0
     since_ms: int | None = None
@@ -100,7 +100,6 @@ class RewriteCost:
 
     @staticmethod
     def total(costs: Sequence[RewriteCost], manifests: int, prices: PriceTable) -> RewriteCost:
-        """Return the sum of the costs and of creating `manifests`."""
         sums = {each.name: sum(getattr(cost, each.name) for cost in costs) for each in fields(RewriteCost)}
         sums["puts"] += manifests
         sums["dollars"] += request_cost(puts=manifests, prices=prices.of(None))
@@ -131,7 +130,6 @@ class RewrittenGroup:
 
     @staticmethod
     def of(group: RewriteGroup, entry: SegmentEntry | None) -> RewrittenGroup:
-        """Return the result of `group` that becomes `entry`; None: it would not change."""
         before = group.stored_bytes
         if entry is None:
             return RewrittenGroup(number=group.number, stored_before=before, stored_after=before)
@@ -434,7 +432,6 @@ class RewriteJob(BucketJob[RewriteUnit, RewrittenGroup, RewriteOutcome]):
         return self.bucket, self.target or self.bucket
 
     def units(self) -> Iterator[RewriteUnit]:
-        """Yield the groups of each partition, as far as its manifest can list the pending deletes."""
         for number, plan in enumerate(self.plans):
             log = MetadataLog(self._stores[0], plan.name.prefix)
             room = UNLINKED_MAX - len(log.refresh().pending_deletes) if plan.groups else 0

@@ -50,7 +50,6 @@ class Executor(Protocol):
 
     @property
     def is_parallel(self) -> bool: ...
-
     @property
     def should_stop(self) -> Callable[[], bool]: ...
 
@@ -59,14 +58,12 @@ class Executor(Protocol):
     ) -> Iterator[list[tuple[W, R]]]:
         """Yield lists of (piece of `work`, result of `do`) that finished together, in order; ends if `should_stop`.
 
-        `work` is read as pieces begin, and may skip pieces that are no longer wanted; `total` is the length of a `work`
-        that is no sequence. Raises the error of `do`, after the earlier pieces.
+        `work` is read as pieces begin; `total` is the length of a `work` that is no sequence. Raises the error of `do`,
+        after the earlier pieces.
         """
-        ...
 
     def compacted(self, bucket: Bucket, plans: Sequence[CompactionPlan]) -> Mapping[int, list[GroupResult]]:
         """Run both passes of `plans`; return the results of their groups by the number of the plan."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +96,9 @@ class Here:
 
 
 class PlanUnit(Protocol):
-    """A unit of work, which can be pickled; `number` is the number of its plan."""
-
     @property
-    def number(self) -> int: ...
+    def number(self) -> int:
+        """The number of its plan. Units can be pickled."""
 
 
 U = TypeVar("U", bound=PlanUnit)
@@ -145,7 +141,7 @@ class Failures:
 
 
 class Job(ABC, Generic[U, R, Outcome]):
-    """The state of a job in the process that commits. By default a plan ends with its first error."""
+    """The state of a job in the process that commits. A unit has the size of the bytes that it reads."""
 
     description: str
     failures: Failures
@@ -160,8 +156,7 @@ class Job(ABC, Generic[U, R, Outcome]):
         """Yield the due units in the order of the plans; in one process each is read after the commits before it."""
 
     @abstractmethod
-    def size_of(self, unit: U) -> int:
-        """Return the bytes that the unit reads."""
+    def size_of(self, unit: U) -> int: ...
 
     def is_wanted(self, unit: U) -> bool:
         """Return whether the unit can still be committed. Called before the unit begins."""
@@ -176,8 +171,7 @@ class Job(ABC, Generic[U, R, Outcome]):
         """Commit the results of a batch, in order. Errors among them are in `failures` already."""
 
     @abstractmethod
-    def outcomes(self) -> list[Outcome]:
-        """Return the outcome of each plan, in order."""
+    def outcomes(self) -> list[Outcome]: ...  # of each plan, in order
 
 
 class BucketJob(Job[U, R, Outcome]):
@@ -213,8 +207,7 @@ class LocalJob(Job[U, R, Outcome]):
     errors_of_plan: ClassVar[tuple[type[LogError], ...]] = (LogError,)
 
     @abstractmethod
-    def do(self, unit: U) -> R:
-        """Do one unit. Raises LogError."""
+    def do(self, unit: U) -> R: ...
 
     def worker(self) -> Callable[[Sequence[U]], list[R | LogError]]:
         return lambda units: [or_error(partial(self.do, unit), self.errors_of_plan) for unit in units]

@@ -55,7 +55,7 @@ class Estimate:
 
     @property
     def size_reduction(self) -> float:
-        """The share of the bytes that the pass removes, 0 to 1."""
+        """From 0 to 1."""
         return 1 - self.bytes_after / self.bytes_before if self.bytes_before else 0.0
 
     @property

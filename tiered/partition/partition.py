@@ -326,29 +326,19 @@ class Partition:
     def _with_oldest_rows(
         self, snapshot: PartitionSnapshot, manifest: Manifest, known: dict[str, Rows], *, may_ask: bool
     ) -> PartitionSnapshot:
-        from policies.retention import page_to_know
+        from policies.retention import with_oldest_entries
 
-        for _ in range(OLDEST_PAGES_MAX):
-            page = page_to_know(snapshot)
-            if page is None or (page.key not in known and not may_ask):
-                break
-            if page.key not in known:
+        def read(page: PageEntry) -> Rows | None:
+            if page.key not in known and may_ask:
                 assert self.metadata is not None, "a head comes with its chain"
                 try:
                     known[page.key] = self.metadata.index(manifest).page(page)
                 except (Unavailable, NotFound) as error:
-                    what = "retention waits for a manifest page: partition=%s page=%s %s"
-                    _log.warning(what, self.name, page.key, error)
-                    break
-            entries = known[page.key]
-            at = len(snapshot.known_oldest())
-            snapshot = replace(
-                snapshot,
-                remote=(*snapshot.remote[:at], *entries, *snapshot.remote[at:]),
-                pages=tuple(each for each in snapshot.pages if each is not page),
-                known_pages=(*snapshot.known_pages, page),
-            )
-        return snapshot
+                    where = self.name, page.key
+                    _log.warning("retention waits for a manifest page: partition=%s page=%s %s", *where, error)
+            return known.get(page.key)
+
+        return with_oldest_entries(snapshot, read, OLDEST_PAGES_MAX)
 
 
 def coverage(manifest: Manifest) -> Coverage:
