@@ -51,12 +51,12 @@ from remote.manifest.manifest_changes import (
     GroupOutcome,
     Replacement,
     find_job,
+    is_done,
     lost_entries,
     outcome_of_group,
     replace_tiled,
     unlink_uploads,
 )
-from remote.manifest.manifest_changes import is_done as is_noted
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.manifest.view import tombstone_bound
 from remote.segment_entry import SegmentEntry
@@ -197,10 +197,10 @@ def plan_compaction(
     remote = RemotePartition(store, name.prefix, ChunkCache(), metadata=log, keys=keys)
     source = PartitionSource(name.topic_partition, None, remote, log)
     known = find_job(manifest, job_id)
-    is_done = known is not None and known.turn >= 0
+    was_done = known is not None and known.turn >= 0
     end = source.stable_end() if upto_offset is None else min(upto_offset, source.stable_end())
     young_ms = now_ms - rules.min_compaction_lag_ms if rules.min_compaction_lag_ms > 0 else None
-    named = [] if is_done else log.ask(manifest, lambda index: list(index.entries(start_offset, end)))
+    named = [] if was_done else log.ask(manifest, lambda index: list(index.entries(start_offset, end)))
     entries = _entries(named, start_offset, end, young_ms)
     is_cut = len(entries) > rows_max
     if is_cut:
@@ -222,7 +222,7 @@ def plan_compaction(
         groups=tuple(_groups(entries, before, aborted, group_bytes)),
         producers=tuple(source.producers_in_bucket().entries()) if entries else (),
         secret=secrets.token_bytes(SECRET_BYTES),
-        is_done=is_done,
+        is_done=was_done,
         is_cut=is_cut,
     )
 
@@ -352,7 +352,7 @@ def commit_compaction(
     )
     touches = (plan.start_offset, plan.upto_offset)
     made = [entry for each in replaced for entry in each.entries]
-    was_done = plan.is_done or is_noted(joined, note)
+    was_done = plan.is_done or is_done(joined, note)
     try:
         manifest = log.commit(change, now_ms, touches=touches) if replaced or vouched else joined
     except (Conflict, InvalidRequest):
@@ -366,7 +366,7 @@ def commit_compaction(
     _give_up(log, [entry for each in lost for entry in each.entries], touches, now_ms)
     replaced_by_others = [each for each in lost if each.entries[-1].next_offset > manifest.log_start_offset]
     given_up = missing + len(replaced_by_others) + len(lost_entries(manifest, vouched, named))
-    if given_up and is_noted(manifest, note):  # another run of this job committed first
+    if given_up and is_done(manifest, note):  # another run of this job committed first
         was_done, given_up = True, 0
     same = [entry for entry in vouched if entry.ulid in {each.ulid for each in named}]
     before = [*(planned[ulid] for each in done for ulid in each.ulids), *same]

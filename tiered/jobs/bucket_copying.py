@@ -234,11 +234,7 @@ class CopyJob(BucketJob[CopyUnit, SegmentEntry, CopyOutcome]):
 
     def task(self) -> Callable[..., SegmentEntry]:
         keys = self.source.keys
-
-        def copied(unit: CopyUnit, source: ObjectStore, target: ObjectStore) -> SegmentEntry:
-            return copy_entry(source, target, unit.plan, unit.entry, epoch=unit.epoch, keys=keys())
-
-        return copied
+        return lambda unit, store, to: copy_entry(store, to, unit.plan, unit.entry, epoch=unit.epoch, keys=keys())
 
     def commit(self, results: Sequence[tuple[CopyUnit, SegmentEntry | LogError]]) -> None:
         for unit, result in results:
@@ -348,10 +344,8 @@ def _reached(
     reached = manifest.entries_end_offset
     if any(entry.base_offset < reached < entry.next_offset for entry in entries):
         facts = {"topic": name.topic, "partition": name.partition, "reached": reached}
-        raise Conflict(
-            "cannot resume the copy, the source has other segments for offsets that were copied: copy to a new place",
-            **facts,
-        )
+        wrong = "cannot resume the copy, the source has other segments for offsets that were copied"
+        raise Conflict(f"{wrong}: copy to a new place", **facts)
     return reached
 
 

@@ -15,7 +15,7 @@ an unknown limit is no limit, and a topic with an unknown ``cleanup.policy`` exp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from policies.compacted_view import held_back
@@ -93,18 +93,14 @@ def commit_retention(store: ObjectStore, plan: RetentionPlan, *, now_ms: int) ->
     if pages:
         manifest = log.commit(expire_pages(pages, now_ms=now_ms), now_ms)
     entries = [each for each in plan.leaving if isinstance(each, ExpireRemote)]
-    due = _still_there(log, manifest, entries)
-    if due:
-        touches = (due[0].base_offset, due[-1].next_offset)
-        log.commit(expire_segments([each.ulid for each in due], now_ms=now_ms), now_ms, touches=touches)
-
-
-def _still_there(log: MetadataLog, manifest: Manifest, entries: Sequence[ExpireRemote]) -> list[ExpireRemote]:
     if not entries:
-        return []
+        return
     start, end = entries[0].base_offset, entries[-1].next_offset
     named = {entry.ulid for entry in log.ask(manifest, lambda index: list(index.entries_with_dead(start, end)))}
-    return [each for each in entries if each.ulid in named and each.next_offset <= manifest.min_readable_offset]
+    due = [each for each in entries if each.ulid in named and each.next_offset <= manifest.min_readable_offset]
+    if due:
+        touches = due[0].base_offset, due[-1].next_offset
+        log.commit(expire_segments([each.ulid for each in due], now_ms=now_ms), now_ms, touches=touches)
 
 
 def snapshot_of_bucket(

@@ -102,11 +102,7 @@ _LIST = msgspec.json.Decoder(GarbageList)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deleted:
-    """The deleted entries, and counts of the entries that stayed.
-
-    `young`: in their grace period. `named`: named by a manifest, or no longer there. `unjudged`: the error by
-    prefix of each partition that could not be checked.
-    """
+    """`young` entries are in their grace period, `named` by a manifest or absent, `unjudged` could not be checked."""
 
     entries: tuple[Garbage, ...]
     young: int = 0

@@ -28,6 +28,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
 from local.errors import Conflict, Fenced, LogError, NotFound, Unavailable
+from local.storage import DiskStorage
 from policies.compaction import is_dirty_enough
 from policies.formatting import counted
 from policies.snapshot import PartitionSnapshot
@@ -36,16 +37,17 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.view import clean_upto
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
+from tiered.config.config import FILE, Config
 from tiered.jobs.bucket_compaction import compact_partitions
 from tiered.jobs.bucket_deletion import DeletionPlan, Freed, delete_pending, plan_deletion
 from tiered.jobs.bucket_retention import commit_retention, plan_retention, rules_of
 from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.rewriting import TARGET_BYTES, RewriteOutcome, RewritePlan, cost_of, plan_merge
 from tiered.jobs.runner import Executor, Here
+from tiered.node.writer_ids import is_of_node, node_mark
 from tiered.stores.object_encoding import EncodingChoice
 
 if TYPE_CHECKING:
-    from tiered.config.config import Config
     from tiered.manager.manager import LogManager
 
 R = TypeVar("R")
@@ -336,8 +338,6 @@ def _of_node(directory: str, state: State, why: str, **figures: int) -> Unit:
 
 
 def _node_config(fleet: Fleet, directory: str) -> Config:
-    from tiered.config.config import FILE, Config
-
     path = os.path.join(directory, FILE)
     if not os.path.exists(path):
         raise NotFound(f"cannot open the node, it has no {FILE}", directory=directory)
@@ -345,9 +345,6 @@ def _node_config(fleet: Fleet, directory: str) -> Config:
 
 
 def _skip_reason(fleet: Fleet, config: Config, manager: LogManager) -> str:
-    from local.storage import DiskStorage
-    from tiered.node.writer_ids import is_of_node, node_mark
-
     if (config.remote_url or "").rstrip("/") != fleet.bucket.url.rstrip("/"):
         return f"it uses another bucket: {config.remote_url}"
     if fleet.takes_over:

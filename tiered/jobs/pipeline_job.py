@@ -132,9 +132,9 @@ class _Run:
                     name, more = of[each.unit], (self.job_id, now_ms, self.runner)
                     self._finish([failed_on_error(stage, pipeline.compact_whole, self.fleet, store, name, *more)])
         small = [each for each in due if each.size_bytes <= self.small_bytes]
-        tasks = by_size(small, self.small_bytes // 4)
+        tasks = [[of[each.unit] for each in pack] for pack in by_size(small, self.small_bytes // 4)]
         do = _each(self.fleet, stage, pipeline.compact_whole, self.job_id, now_ms)
-        self._work(stage, "compacting partitions", [[of[each.unit] for each in pack] for pack in tasks], do)
+        self._work(stage, "compacting partitions", tasks, do)
 
     def merge(self) -> None:
         plan, packs = _each(self.fleet, Stage.MERGE, pipeline.plan_merging, self.now_ms()), self._packs(Stage.MERGE)

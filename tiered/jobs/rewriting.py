@@ -450,11 +450,7 @@ class RewriteJob(BucketJob[RewriteUnit, RewrittenGroup, RewriteOutcome]):
 
     def task(self) -> Callable[..., RewrittenGroup]:
         keys, rewrite = self.bucket.keys, self.rewrite
-
-        def rewritten(unit: RewriteUnit, store: ObjectStore, target: ObjectStore) -> RewrittenGroup:
-            return rewrite(unit.plan, unit.group, store, keys=keys(), target=target)
-
-        return rewritten
+        return lambda unit, store, target: rewrite(unit.plan, unit.group, store, keys=keys(), target=target)
 
     def commit(self, results: Sequence[tuple[RewriteUnit, RewrittenGroup | LogError]]) -> None:
         done: dict[int, list[RewrittenGroup]] = {}

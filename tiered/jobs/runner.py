@@ -26,7 +26,7 @@ import msgspec
 
 from local.errors import InvalidRequest, LogError, NotFound, Unavailable
 from local.names import TEMPORARY
-from local.storage import Storage
+from local.storage import DiskStorage, Storage
 from remote.manifest.catalog import RemotePartitionName
 from tiered.jobs.job_bucket import Bucket
 
@@ -84,7 +84,6 @@ class Here:
                 yield from ([pair] for pair in zip(some, apply(do, some), strict=True))
 
     def compacted(self, bucket: Bucket, plans: Sequence[CompactionPlan]) -> Mapping[int, list[GroupResult]]:
-        from local.storage import DiskStorage
         from tiered.jobs.compaction_passes import both_passes
 
         found = {}

@@ -77,8 +77,7 @@ def compact_topic(
 ) -> dict[TopicPartition, Applied]:
     """Clean the dirty closed segments of every partition; with `roll` the active one is closed first.
 
-    Returns the applied decisions by partition; failed partitions are in `manager.problems`. Raises NotFound, and
-    InvalidRequest for a topic that is not compacted.
+    Failed partitions are in `manager.problems`. Raises NotFound, and InvalidRequest for a topic that is not compacted.
     """
     check_compacted(manager, topic, now_ms)
     if roll:

@@ -19,14 +19,17 @@ from tiered.partition.partition import Partition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewStatus:
-    """A view of one partition; `gap`: offsets in neither view nor log, half open; `is_local`: on the local disk."""
+    """A view of one partition; `is_local`: on the local disk."""
 
     partition: TopicPartition
     view: CompactedView
     state: ViewState
     backlog: ViewBacklog
-    gap: tuple[int, int] | None
     is_local: bool = False
+
+    @property
+    def gap(self) -> tuple[int, int] | None:
+        return self.backlog.gap
 
     @property
     def is_healthy(self) -> bool:
@@ -102,7 +105,6 @@ def _status(held: Partition, snapshot: PartitionSnapshot, name: str) -> ViewStat
         view=view,
         state=view.state(epoch),
         backlog=backlog,
-        gap=backlog.gap,
         is_local=is_local,
     )
 

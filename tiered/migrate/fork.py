@@ -148,7 +148,15 @@ def _forked(store: ObjectStore, plan: ForkPlan, each: PartitionFork, now_ms: Cal
     )
     entries = _entries(source, manifest, plan.upto_offset)
     announced = [(prefix, pin), *_pinned_other_homes(store, each, entries, pin, now_ms=began)]
-    log = _begun(store, each, manifest, now_ms())
+    log = MetadataLog(store, each.fork.prefix)
+    log.become_writer(
+        _writer(each.source),
+        now_ms(),
+        **each.fork.identity,
+        properties=manifest.properties,
+        first_epoch=manifest.epoch + 1,  # appends use this epoch: it is above all leader epochs of the entries
+        seal_key_id=manifest.seal_key_id,
+    )
     if not log.refresh().has_entries:  # otherwise an earlier run wrote entries; they are checked below
         if manifest.log_start_offset:  # before the entries: records deleted below it in the first segment stay deleted
             log.commit(expire_segments([], now_ms=now_ms(), log_start_offset=manifest.log_start_offset), now_ms())
@@ -170,20 +178,6 @@ def _forked(store: ObjectStore, plan: ForkPlan, each: PartitionFork, now_ms: Cal
         log.refresh(exact=True)
         log.check_not_fenced()
     return replace(each, manifest=manifest, entries=entries, is_there=True)
-
-
-def _begun(store: ObjectStore, each: PartitionFork, manifest: Manifest, now_ms: int) -> MetadataLog:
-    """Create the fork's first manifest. Appends use its epoch: it is above all leader epochs of the entries."""
-    log = MetadataLog(store, each.fork.prefix)
-    log.become_writer(
-        _writer(each.source),
-        now_ms,
-        **each.fork.identity,
-        properties=manifest.properties,
-        first_epoch=manifest.epoch + 1,
-        seal_key_id=manifest.seal_key_id,
-    )
-    return log
 
 
 def _pinned_other_homes(

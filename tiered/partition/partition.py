@@ -20,7 +20,7 @@ from remote.fetch.range_reader import RemotePartition
 from remote.gc.pins import PinWatch
 from remote.keys import partition_prefix
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Manifest, PendingDelete, PendingPageDelete
+from remote.manifest.manifest import Manifest, PageEntry, PendingDelete, PendingPageDelete
 from remote.manifest.manifest_changes import Pending, disable_tier
 from remote.manifest.manifest_page import Rows
 from remote.manifest.writer_roles import WriterState

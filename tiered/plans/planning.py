@@ -59,8 +59,7 @@ class PricedPlan:
     """A plan, its cost, and the `snapshots` it was made from. `problems` are the partitions left out.
 
     Without `prices` all dollars of `cost` are NaN. `missing` are partitions with an unreadable tier: they have no
-    decisions, and no total is known. `unread` are partitions whose oldest page may expire in part, but was not
-    fetched. `basis`: see `plan_basis`.
+    decisions, and no total is known. The oldest page of `unread` partitions may expire in part, but was not fetched.
     """
 
     plan: Plan

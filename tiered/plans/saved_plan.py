@@ -33,11 +33,10 @@ from tiered.config.price_file import prices_or_none
 from tiered.config.units import counted
 from tiered.config.user_files import read_given, write_given
 from tiered.manager.manager import LogManager
-from tiered.plans.planning import basis_changes, plan_basis
+from tiered.plans.planning import PricedPlan, basis_changes, plan_basis
 
 if TYPE_CHECKING:
     from tiered.maintenance.upload_and_commit import Applied
-    from tiered.plans.planning import PricedPlan
 
 KIND = "tiered-plan"
 VERSION_OF_DECISIONS, VERSION_OF_STEPS = 1, 2

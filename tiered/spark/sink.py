@@ -25,11 +25,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from local.errors import InvalidRequest, LogError
 from local.kernels import hash_keys
 from local.records.record_columns import of_arrow
+from local.storage import DiskStorage
 from tiered.jobs.ingest import Ingested, IngestPlan, abort_ingest, commit_ingest, plan_ingest
 from tiered.jobs.ingest_task import IngestTask
 from tiered.spark.options import WriteOptions, parse_write_options
@@ -62,10 +64,6 @@ class _Writing:
         self._options, self._plan = options, plan
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        from pyspark import TaskContext
-
-        from local.storage import DiskStorage
-
         context = TaskContext.get()
         assert context is not None, "runs in a task"
         bucket, number = self._options.bucket, context.partitionId()

@@ -163,7 +163,7 @@ class _Run:
         try:
             self._write_old(parts, found.old, wanted_bytes)
             self._write(parts, self._new_runs(), found.new, 0)
-            return self._built(parts.end(), parts, found)
+            return self._built(parts.end(), found)
         except LogError:
             parts.discard(self._place.store, self._place.prefix)
             raise
@@ -237,16 +237,17 @@ class _Run:
             stopped = "the build of the view was stopped on request"
             raise CleaningAborted(stopped, partition=self._held.name, view=self._work.name)
 
-    def _built(self, entries: tuple[SegmentEntry, ...], parts: ViewParts, found: Survivors) -> CompactedView:
+    def _built(self, entries: tuple[SegmentEntry, ...], found: Survivors) -> CompactedView:
+        record_count = sum(entry.record_count for entry in entries)
         run = ViewRun(
             started_ms=self._work.now_ms,
             took_ms=round((time.monotonic() - self._began) * 1000),
             from_offset=self._start,
             upto_offset=self._upto,
             records_in=found.old.record_count + found.new.record_count,
-            records_out=parts.record_count,
+            records_out=record_count,
             bytes_in=found.old.size_bytes + found.new.size_bytes,
-            bytes_out=parts.size_bytes,
+            bytes_out=sum(entry.size_bytes for entry in entries),
             key_ranges=found.key_ranges,
         )
         return CompactedView(
@@ -254,8 +255,8 @@ class _Run:
             start_offset=self.old.start_offset if self.old.is_built else self._start,
             horizon_offset=self._upto,
             entries=entries,
-            record_count=parts.record_count,
-            key_count=parts.record_count - found.keyless_count,
+            record_count=record_count,
+            key_count=record_count - found.keyless_count,
             source_sequence=self._basis.source_sequence,
             lost=self._lost,
             last_run=run,
@@ -296,8 +297,6 @@ class ViewParts:
         self, storage: Storage, directory: str, upload: Upload, *, part_bytes: int, interval_bytes: int
     ) -> None:
         self.entries: list[SegmentEntry] = []
-        self.record_count = 0
-        self.size_bytes = 0
         self._uploaded: list[SegmentEntry] = []
         self._storage, self._directory, self._upload = storage, directory, upload
         self._part_bytes, self._interval_bytes = part_bytes, interval_bytes
@@ -355,8 +354,6 @@ class ViewParts:
 
     def _take(self, row: SegmentEntry) -> None:
         self.entries.append(row)
-        self.record_count += row.record_count
-        self.size_bytes += row.size_bytes
         if len(self.entries) > VIEW_ROWS_MAX:
             wrong = "cannot build the view, it would have more parts than a manifest may hold: raise segment.bytes"
             raise InvalidRequest(wrong, parts_max=VIEW_ROWS_MAX, part_bytes=self._part_bytes)

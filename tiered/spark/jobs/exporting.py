@@ -31,6 +31,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self, TypeVar, cast, get_args
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 
 from local.errors import AlreadyExists, Corrupt, InvalidRequest, LogError, NotFound
 from local.names import TopicPartition
@@ -41,10 +43,10 @@ from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.runner import Failures, Job, run_job
 from tiered.spark.jobs.runner import SparkRunner
 from tiered.spark.options import Bound, ReadOptions, parse_options
-from tiered.spark.source.planning import Split, wall_ms
+from tiered.spark.source.planning import Split, plan_read, wall_ms
+from tiered.spark.source.task import read_split
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 R = TypeVar("R")
@@ -200,8 +202,6 @@ def _size(splits: Iterable[Split]) -> int:
 
 
 def _planned(request: ReadOptions) -> list[Split]:
-    from tiered.spark.source.planning import plan_read
-
     with request.bucket.opened() as store:
         return sorted(plan_read(store, request), key=lambda split: (split.topic, split.partition, split.start_offset))
 
@@ -320,8 +320,6 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
 
 
 def _written(target: Bucket, request: ReadOptions, codec: Codec, task: _Task) -> list[ExportedFile]:
-    from tiered.spark.source.task import read_split
-
     split, files = task.split, []
     with target.opened() as store, target.scratch() as directory:
         for written in _files(directory, codec, read_split(split, request, COLUMNS)):
@@ -349,9 +347,6 @@ def _upload(store: ObjectStore, key: str, path: str) -> int:
 
 def _files(directory: str, codec: Codec, batches: Iterator[pa.RecordBatch]) -> Iterator[_DayFile]:
     """Write the records of each day to separate files; yield each when whole, for the caller to delete."""
-    import numpy as np
-    import pyarrow as pa
-
     opened, no_day = OrderedDict[str, _DayFile](), np.iinfo(np.int64).min
     for batch in batches:
         stamps = batch.column("timestamp").cast(pa.int64()).to_numpy()
@@ -394,8 +389,6 @@ class _DayFile:
         return self
 
     def _flush(self) -> None:
-        import pyarrow as pa
-
         if self._buffered:
             self._writer.write_table(pa.Table.from_batches(self._buffered, self._schema))
         self._buffered, self._bytes = [], 0

@@ -22,6 +22,7 @@ from local.names import TopicPartition
 from local.storage import DiskStorage
 from remote.manifest.catalog import RemotePartitionName, chosen_partitions, list_topics, missing_between
 from remote.manifest.commit_protocol import MetadataLog
+from remote.store import ObjectStore
 from tiered.health.scrub import LocalCopy, plan_scrub, read_segments, report_of
 from tiered.health.scrub_report import ScrubReport, ScrubState
 from tiered.jobs import compaction_passes, orphan_deletion
@@ -42,8 +43,6 @@ from tiered.spark.source.planning import wall_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from remote.store import ObjectStore
 
 W = TypeVar("W")
 R = TypeVar("R")

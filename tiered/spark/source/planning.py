@@ -43,7 +43,6 @@ from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.view import CompactedView, find_view
 from remote.segment_entry import SegmentEntry
-from remote.segments.encryption import KeyRing
 from remote.store import ObjectStore
 from tiered.jobs.runner import packed
 from tiered.read.external_partition import external_source
@@ -251,21 +250,6 @@ class OpenPartition:
     options: ReadOptions
     pin: Pin | None = None
 
-    @staticmethod
-    def of(
-        store: ObjectStore,
-        name: RemotePartitionName,
-        metadata: MetadataLog,
-        options: ReadOptions,
-        *,
-        cache: ChunkCache,
-        keys: KeyRing,
-        pin: Pin | None = None,
-    ) -> OpenPartition:
-        remote = RemotePartition(store, name.prefix, cache, metadata=metadata, keys=keys)
-        source = PartitionSource(name.topic_partition, None, remote, metadata)
-        return OpenPartition(name, metadata.cached, source, options, pin)
-
     @property
     def is_deleted(self) -> bool:
         return self.manifest is not None and self.manifest.deleted_ms is not None
@@ -429,7 +413,9 @@ def open_partitions(store: ObjectStore, options: ReadOptions, now_ms: int) -> li
             source = external_source(store, layout, name, cache)  # by its present listing: no pin protects it
             return OpenPartition(name, source.manifest(), source, options)
         metadata, pin = seen_manifest(store, name.prefix, options, now_ms)
-        each = OpenPartition.of(store, name, metadata, options, cache=cache, keys=keys, pin=pin)
+        remote = RemotePartition(store, name.prefix, cache, metadata=metadata, keys=keys)
+        source = PartitionSource(name.topic_partition, None, remote, metadata)
+        each = OpenPartition(name, metadata.cached, source, options, pin)
         opened.append(each)
         return each
 
@@ -520,10 +506,9 @@ def wall_ms() -> int:
 
 
 def seen_manifest(store: ObjectStore, prefix: str, options: ReadOptions, now_ms: int) -> tuple[MetadataLog, Pin | None]:
-    """The metadata log of a partition, positioned at the manifest to read, and the pin of that manifest.
+    """The metadata log, positioned at the manifest to read, and its pin; a partition of a deleted topic has none.
 
-    A partition of a deleted topic has no pin. Raises AccessDenied if a required pin cannot be written, NotFound without
-    a manifest.
+    Raises AccessDenied if a required pin cannot be written, NotFound without a manifest.
     """
     if (held := options.pins.get(prefix)) is not None:
         pinned = pinned_log(store, prefix, held)

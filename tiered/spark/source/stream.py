@@ -32,12 +32,14 @@ from pyspark.sql.streaming.datasource import (
 from local.errors import InvalidRequest, NotFound, OffsetOutOfRange
 from local.names import TopicPartition
 from remote.cache.chunk_cache import ChunkCache
+from remote.fetch.range_reader import RemotePartition
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import PageEntry
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
+from tiered.read.partition_source import PartitionSource
 from tiered.spark.options import StreamOptions
 from tiered.spark.source.planning import (
     CACHE_BYTES,
@@ -215,8 +217,9 @@ class StreamPlanner:
         metadata.refresh()
         known = self._opened.get(name)
         if known is None or known.manifest is not metadata.cached:
-            known = OpenPartition.of(self._store, name, metadata, self._options, cache=self._cache, keys=self._keys)
-            self._opened[name] = known
+            remote = RemotePartition(self._store, name.prefix, self._cache, metadata=metadata, keys=self._keys)
+            source = PartitionSource(name.topic_partition, None, remote, metadata)
+            known = self._opened[name] = OpenPartition(name, metadata.cached, source, self._options)
         return known
 
     def _ends(self, seen: Partitions) -> dict[TopicPartition, int]:
@@ -302,13 +305,12 @@ class BucketStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner: StreamPlanner | None = None
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        if self._options.offsets_max is not None:
-            return ReadMaxRows(self._options.offsets_max)
-        if self._options.bytes_max is not None:
-            return ReadMaxBytes(self._options.bytes_max)
-        if self._options.offsets_min:
-            return ReadMinRows(self._options.offsets_min)
-        return ReadAllAvailable()
+        rows, size_bytes, rows_min = self._options.offsets_max, self._options.bytes_max, self._options.offsets_min
+        if rows is not None:
+            return ReadMaxRows(rows)
+        if size_bytes is not None:
+            return ReadMaxBytes(size_bytes)
+        return ReadMinRows(rows_min) if rows_min else ReadAllAvailable()
 
     def initialOffset(self) -> Offset:  # noqa: N802
         return self._plan().initial().encode()
