@@ -7,21 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentInfo:
-    """Offsets are half open: `base_offset` is included, `next_offset` (the next segment's base) is not.
-
-    - `max_timestamp_ms`: the largest record timestamp, None without one.
-    - `is_clean`: the cleaner has processed every record; always False for a topic that is not compacted.
-    - `first_timestamp_ms`: the first batch's largest timestamp; None unless requested from `LogReader.segments`.
-    """
+    """Facts about one segment. Offsets are half open: `next_offset` is the base of the next segment."""
 
     base_offset: int
     next_offset: int
     size_bytes: int
-    max_timestamp_ms: int | None
+    max_timestamp_ms: int | None  # the largest record timestamp, None without one
     is_active: bool
-    is_clean: bool = False
+    is_clean: bool = False  # the cleaner has processed every record; always False for a topic that is not compacted
     modified_ms: int = 0
-    first_timestamp_ms: int | None = None
+    first_timestamp_ms: int | None = None  # the first batch's largest, if it was requested from `LogReader.segments`
 
     @property
     def is_empty(self) -> bool:
@@ -35,14 +30,11 @@ class SegmentInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogDirFacts:
-    """Facts about one log directory. `partition_count` includes the moves into it.
-
-    None: the space of the file system is unknown. A cordoned directory gets no new partitions (KIP-1066).
-    """
+    """Facts about one log directory."""
 
     path: str
-    partition_count: int
-    free_bytes: int | None = None
+    partition_count: int  # with the moves into it
+    free_bytes: int | None = None  # of the file system; None: unknown
     total_bytes: int | None = None
     is_offline: bool = False
-    is_cordoned: bool = False
+    is_cordoned: bool = False  # it gets no new partitions (KIP-1066)

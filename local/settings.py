@@ -12,11 +12,7 @@ DAY_MS = 24 * 60 * 60 * 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """Sizes in bytes, times in ms. None means no limit. Source of names and defaults: kafka `LogConfig`.
-
-    `compression` is the codec of batches that this log encodes. With `drops_keyless` the cleaner of a compacted log
-    removes records without a key. Not Kafka's: `batch_bytes`, the approximate size of the batches of one append.
-    """
+    """Sizes in bytes, times in ms. None means no limit. Source of names and defaults: kafka `LogConfig`."""
 
     segment_bytes: int = 1 << 30
     segment_ms: int = 7 * DAY_MS
@@ -24,14 +20,14 @@ class LogSettings:
     index_interval_bytes: int = 4096
     segment_index_bytes: int = 10 << 20
     max_message_bytes: int = 1_048_588
-    batch_bytes: int = 256 << 10
-    compression: Codec = Codec.NONE
+    batch_bytes: int = 256 << 10  # not Kafka's: the approximate size of the batches of one append
+    compression: Codec = Codec.NONE  # of batches that this log encodes
     compression_level: int | None = None
     timestamp_type: TimestampType = TimestampType.CREATE_TIME
     timestamp_before_max_ms: int | None = None
     timestamp_after_max_ms: int | None = None
     is_compacted: bool = False
-    drops_keyless: bool = False
+    drops_keyless: bool = False  # the cleaner of a compacted log removes records without a key
     max_compaction_lag_ms: int | None = None
     flush_messages: int | None = None
     flush_ms: int | None = None

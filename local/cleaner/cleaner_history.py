@@ -24,45 +24,36 @@ _MB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleaningFigures:
-    """The figures of one pass.
-
-    Bytes are those of ``.log`` files; `cleaner_offset` is the next dirty offset. `indexed_bytes` were read in
-    `index_seconds` to build the offset map. `buffer_utilization` is the used part of its slots (0..1, as in Kafka). The
-    other `bytes_read` and all writes took `clean_seconds`. `is_cut`: the buffer had no room for all dirty keys, so the
-    pass ended at `cleaner_offset`.
-    """
+    """The figures of one pass. Bytes are those of ``.log`` files."""
 
     first_dirty_offset: int = 0
-    cleaner_offset: int = 0
+    cleaner_offset: int = 0  # the next dirty offset
     records_before: int = 0
     records_after: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
     distinct_keys: int = 0
     invalid_records: int = 0
-    indexed_bytes: int = 0
-    bytes_read: int = 0
+    indexed_bytes: int = 0  # read to build the offset map
+    bytes_read: int = 0  # `indexed_bytes` included
     bytes_written: int = 0
-    index_seconds: float = 0.0
-    clean_seconds: float = 0.0
-    buffer_utilization: float = 0.0
-    is_cut: bool = False
+    index_seconds: float = 0.0  # of the reads of `indexed_bytes`
+    clean_seconds: float = 0.0  # of the other reads and all writes
+    buffer_utilization: float = 0.0  # the used part of the slots of the offset map (0..1, as in Kafka)
+    is_cut: bool = False  # the buffer had no room for all dirty keys, so the pass ended at `cleaner_offset`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleaningRun(CleaningFigures):
-    """One pass over a log. After a failed pass `error` has the cause and most figures are 0.
-
-    `thread` counts from 0. `delay_ms` is how long it was past `max.compaction.lag.ms`. `buffer_bytes` is 0 if unknown.
-    """
+    """One pass over a log."""
 
     topic: str
     partition: int
     at_ms: int
-    thread: int = 0
-    delay_ms: int = 0
-    buffer_bytes: int = 0
-    error: str | None = None
+    thread: int = 0  # counted from 0
+    delay_ms: int = 0  # past `max.compaction.lag.ms`
+    buffer_bytes: int = 0  # 0: unknown
+    error: str | None = None  # the cause of a failure; most figures are 0 then
 
     @property
     def name(self) -> TopicPartition:

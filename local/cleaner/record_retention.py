@@ -79,19 +79,16 @@ _REBASED_GROWTH = 6  # approximate growth of a record in bytes when its timestam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanContext:
-    """The constants of one pass. Times in ms; `upto_offset` is the exclusive end of the pass.
-
-    Records below `dirty_from` are treated as clean. None means no tombstone bound, no legacy horizon.
-    """
+    """The constants of one pass."""
 
     now_ms: int
     delete_retention_ms: int
-    tombstones_below: int | None
+    tombstones_below: int | None  # None: no bound
     legacy_horizon_ms: int | None
     first_offset: int
-    upto_offset: int
+    upto_offset: int  # the exclusive end of the pass
     producers: Mapping[int, ProducerEntry]
-    dirty_from: int = 0
+    dirty_from: int = 0  # records below are treated as clean
 
     @property
     def horizon_ms(self) -> int:
@@ -114,18 +111,15 @@ class SliceVerdict:
 
 @dataclass(slots=True, kw_only=True)
 class SegmentVerdict:
-    """The decisions on one segment, slice by slice. `mapped` are its bytes if pass one has mapped them.
-
-    `bytes_least` and `bytes_most` bound its size afterwards, with compressed batches at their present size.
-    """
+    """The decisions on one segment, slice by slice."""
 
     segment: Segment
-    mapped: memoryview | None
+    mapped: memoryview | None  # its bytes, if pass one has mapped them
     next_offset: int
     slices: list[SliceVerdict] = field(default_factory=list)
     record_count: int = 0
     kept_count: int = 0
-    bytes_least: int = 0
+    bytes_least: int = 0  # these two bound its size afterwards, with compressed batches at their present size
     bytes_most: int = 0
     batches_after: int = 0
     has_legacy: bool = False

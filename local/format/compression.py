@@ -275,12 +275,13 @@ def _lz4_bound(data: memoryview) -> int:
         if magic & ~0xF == _SKIPPABLE:
             at += 8 + int(struct.unpack_from("<I", data, at + 4)[0])
         elif magic == _LZ4_MAGIC:
-            largest = 1 << 8 + 2 * (data[at + 5] >> 4 & 7)
-            end = at
+            flags, largest = data[at + 4], 1 << 8 + 2 * (data[at + 5] >> 4 & 7)
+            block_checksum, content_checksum = 4 if flags & 0x10 else 0, 4 if flags & 0x04 else 0
+            end = at + _lz4_header_bytes(flags)
             for start, length, stored in _lz4_blocks(data, at):
                 total += min(length, largest) if stored else largest
-                end = start + length
-            at = end + _lz4_tail(data[at + 4], is_empty=end == at, header=_lz4_header_bytes(data[at + 4]))
+                end = start + length + block_checksum
+            at = end + 4 + content_checksum
         else:
             raise _damaged(Codec.LZ4, data, "not an lz4 frame", at=at)
     return total
@@ -315,13 +316,6 @@ def _xxh32_of_few(data: memoryview) -> int:
     h = (h ^ h >> 15) * 0x85EBCA77 & mask
     h = (h ^ h >> 13) * 0xC2B2AE3D & mask
     return h ^ h >> 16
-
-
-def _lz4_tail(flags: int, *, is_empty: bool, header: int) -> int:
-    """Bytes from the last block (from the start of a frame without blocks) to the end of the frame."""
-    block_checksum = 4 if flags & 0x10 and not is_empty else 0
-    content_checksum = 4 if flags & 0x04 else 0
-    return (header if is_empty else 0) + block_checksum + 4 + content_checksum
 
 
 # -- zstd

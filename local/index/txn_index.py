@@ -132,16 +132,13 @@ class _Abort(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentTransactions:
-    """The transactions of a segment, by producer. `aborts` has the keys (producer, offset of the marker).
+    """The transactions of a segment, by producer."""
 
-    `open_from` is the first record of an open transaction, `next_offset` one past the last scanned batch.
-    """
-
-    next_offset: int
+    next_offset: int  # one past the last scanned batch
     first_ended: Mapping[int, Ended]
     last_ended: Mapping[int, int]
-    open_from: Mapping[int, int]
-    aborts: Mapping[tuple[int, int], _Abort]
+    open_from: Mapping[int, int]  # the first record of an open transaction
+    aborts: Mapping[tuple[int, int], _Abort]  # by (producer, offset of the marker)
 
     def problem(self, entries: Iterable[AbortedTransaction]) -> str | None:
         """Return why `entries` cannot be the segment's, or None if they agree with its batches."""

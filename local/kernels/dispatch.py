@@ -375,7 +375,11 @@ def _inflated(
 
     def room(size: int) -> memoryview:
         nonlocal arena
-        arena = _grown(arena, used, size, budget)
+        if len(arena) - used < size:  # unwritten pages take no memory
+            # The last growth has space for a batch beyond the budget.
+            larger = np.empty(max(used + size, 2 * used if 4 * used < budget else budget + size), np.uint8)
+            larger[:used] = arena[:used]
+            arena = larger
         return arena[used : used + size].data
 
     columns = (table.positions, table.sizes, table.attributes, table.magics)
@@ -402,16 +406,6 @@ def _inflated(
             break
     starts = np.array([0, *ends[:-1]], np.int64)
     return arena[:used].data, starts, np.array(ends, np.int64)
-
-
-def _grown(arena: Octets, used: int, more: int, budget: int) -> Octets:
-    """The buffer with space for `more` bytes after the first `used` bytes. Unwritten pages take no memory."""
-    if len(arena) - used >= more:
-        return arena
-    want = 2 * used if 4 * used < budget else budget + more  # the last growth has space for a batch beyond the budget
-    larger = np.empty(max(used + more, want), np.uint8)
-    larger[:used] = arena[:used]
-    return larger
 
 
 def _placed(error: Corrupt, header: BatchHeader, position: int, **facts: object) -> Corrupt:

@@ -65,17 +65,14 @@ class _Place:
 
 @dataclass(slots=True)
 class LoadedLog:
-    """The closed segments, ascending, and the log end. `recovered_count` segments were read whole.
-
-    `known_ends` are the ends of the recovered ones, by base.
-    """
+    """The closed segments, ascending, and the log end."""
 
     segments: list[Segment]
     epochs: LeaderEpochs
     next_offset: int = 0
     producers: ProducerState = field(default_factory=ProducerState)
-    recovered_count: int = 0
-    known_ends: dict[int, int] = field(default_factory=dict)
+    recovered_count: int = 0  # segments that were read whole
+    known_ends: dict[int, int] = field(default_factory=dict)  # those of the recovered segments, by base
 
 
 def load(
@@ -180,7 +177,10 @@ def _put_right(place: _Place, found: LoadedLog, at: int, *, verify: bool = False
 def _recover(place: _Place, found: LoadedLog, at: int, recovery_point: int, *, may_begin_below: bool = False) -> bool:
     base = place.bases[at]
     if not found.recovered_count:
-        found.producers = _before_recovery(place.snapshots, place.bases[: at + 1])
+        before = place.bases[:at]
+        found.producers = place.snapshots.state_at(base, before)
+        if before and base not in place.snapshots.offsets():
+            place.snapshots.write(base, found.producers)
     recovered = recovery.recover_segment(
         place.files(base),
         found.producers,
@@ -240,14 +240,6 @@ def _outgrew(place: _Place, base: int) -> bool:
     position = segment.entry_before(base + RELATIVE_OFFSET_MAX)[1]
     table = kernels.scan_batches(segment.read(position, segment.size_bytes), verify=False)
     return table.problem is not None or (len(table) > 0 and int(table.last_offsets[-1]) >= bases[-1])
-
-
-def _before_recovery(snapshots: ProducerFiles, bases: list[int]) -> ProducerState:
-    *before, base = bases
-    producers = snapshots.state_at(base, before)
-    if before and base not in snapshots.offsets():
-        snapshots.write(base, producers)
-    return producers
 
 
 def _trusted_producers(

@@ -39,21 +39,16 @@ _TIME_SEARCH = ReadLimits(1 << 20)
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """An immutable view of a log: its segments and offsets at one moment.
+    """An immutable view of a log: its segments and offsets at one moment."""
 
-    Segments ascend, `bases` are their base offsets, `next_offset` is the log end.
-
-    - `unstable_offset` is the start of the earliest open transaction, None without one. It is published together with
-      the log end, after an aborted transaction's entry is written.
-    - `tail_bytes` and `is_tail_active` describe the last segment at this moment: it may grow or be closed later.
-    """
-
-    segments: tuple[Segment, ...]
-    bases: tuple[int, ...]
+    segments: tuple[Segment, ...]  # ascending
+    bases: tuple[int, ...]  # their base offsets
     log_start_offset: int
-    next_offset: int
+    next_offset: int  # the log end
+    # The start of the earliest open transaction. It is published together with the log end, after an aborted
+    # transaction's entry is written.
     unstable_offset: int | None = None
-    tail_bytes: int = 0
+    tail_bytes: int = 0  # of the last segment at this moment: it may grow or be closed later
     is_tail_active: bool = False
 
     @property
@@ -157,7 +152,7 @@ class LogView:
     def newest(self) -> FoundOffset | None:
         """Return the first of the records with the largest timestamp. Raises NotFound, Corrupt."""
         start = self.local_log_start_offset
-        segments = self._reaching(start)
+        segments = self.segments[max(bisect.bisect_right(self.bases, start) - 1, 0) :]
         known = [-1 if each.max_timestamp_ms is None else each.max_timestamp_ms for each in segments]
         scanned: set[int] = set()
         while (largest := max(known)) >= 0:
@@ -170,9 +165,6 @@ class LogView:
             known[at] = -1 if largest_read is None else largest_read
             scanned.add(at)
         return None
-
-    def _reaching(self, offset: int) -> tuple[Segment, ...]:
-        return self.segments[max(bisect.bisect_right(self.bases, offset) - 1, 0) :]
 
 
 # Find records by time inside one segment, exactly, with the time index and the batches' headers.

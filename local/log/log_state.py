@@ -216,35 +216,31 @@ class GroupCommit:
 
 
 class LogState:
-    """The state of one log. `lock` guards every change; readers take the immutable `view` without it.
-
-    - `storage` and `directory`: a move changes both.
-    - `producer_state`: the state after the last batch. A read-only open reads it at the first use (`source`).
-    - `cleaner_reach`: below it the cleaner may have removed records for newer ones.
-    - `written_bytes`: the position for the group commit, counted from the open. `cuts`: how often the log end fell.
-    - `write_checkpoints` is called after the offsets trusted at start-up were lowered.
-    - `before_cut` is called with (offset, time) before the log end is lowered to an offset: files that describe records
-      from there on must not outlive the records (`tiered.read.view_places`).
-    """
+    """The state of one log. `lock` guards every change; readers take the immutable `view` without it."""
 
     def __init__(self, storage: Storage, directory: str, partition: TopicPartition, settings: LogSettings) -> None:
-        self.storage, self.directory = storage, directory
+        self.storage, self.directory = storage, directory  # a move changes both
         self.partition, self.settings = partition, settings
         self.lock = ranked_lock(LockRank.LOG)
         self.view = LogView((), (), 0, 0)
         self.epochs = LeaderEpochs()
-        self.producer_state = ProducerState()
+        self.producer_state = ProducerState()  # after the last batch; a read-only open reads it at the first use
         self.snapshots = ProducerFiles(storage, directory)
         self.source: ReadOnlySource | None = None
         self.cleaning = CleaningGate(partition)
         self.cleaner_offset: int | None = None
-        self.cleaner_reach = 0
+        self.cleaner_reach = 0  # below it the cleaner may have removed records for newer ones
         self.recovery_point = 0
-        self.written_bytes = self.cuts = self.leader_epoch = 0
+        self.written_bytes = 0  # since the open: the position for the group commit
+        self.cuts = 0  # how often the log end fell
+        self.leader_epoch = 0
         self.unflushed_since_ms: int | None = None
         self.commit = GroupCommit(self._sync_written)
         self.has_failed = self.is_closed = False
+        # Called after the offsets trusted at start-up were lowered.
         self.write_checkpoints: Callable[[], None] = lambda: None
+        # Called with (offset, time) before the log end is lowered to an offset: files that describe records from there
+        # on must not outlive the records (`tiered.read.view_places`).
         self.before_cut: Callable[[int, int], None] = lambda offset, now_ms: None
 
     def path(self, name: str) -> str:

@@ -203,24 +203,18 @@ class SegmentPlace:
 
 @dataclass(slots=True, kw_only=True)
 class SegmentReport:
-    """The result of a check.
-
-    - `epochs`: ranges of one leader epoch each, from its first batch to the end of its last batch.
-    - `produced`: the batches with a producer; each table comes with the markers of its rows.
-    - `is_read`: False if data is missing that other checks compare with.
-    - `is_sparse`: offsets or records are missing between the batches, as after a cleaning.
-    - `said`: the transactions that the batches contain.
-    """
+    """The result of a check."""
 
     place: SegmentPlace
     next_offset: int
     findings: list[Finding] = field(default_factory=list)
     first_offset: int | None = None
-    epochs: list[EpochRange] = field(default_factory=list)
+    epochs: list[EpochRange] = field(default_factory=list)  # each from its first batch to the end of its last batch
+    # The batches with a producer; each table comes with the markers of its rows.
     produced: list[tuple[BatchTable, dict[int, Marker | None]]] = field(default_factory=list)
     aborted: list[AbortedTransaction] = field(default_factory=list)
-    is_read: bool = True
-    is_sparse: bool = False
+    is_read: bool = True  # False: data is missing that other checks compare with
+    is_sparse: bool = False  # offsets or records are missing between the batches, as after a cleaning
     said: SegmentTransactions = field(default_factory=TransactionScan().found)
 
     def add(self, code: str, run: Run, row: int, *, what: str | None = None, severity: Severity | None = None) -> None:
