@@ -41,22 +41,13 @@ MESSAGE_FOUND = frozenset(f"magic {magic}" for magic in legacy.MAGICS)  # the ke
 class BatchTable:
     """One row per whole, sound batch, in the order of the bytes; offsets ascend.
 
-    `positions` are bytes from the start of the scanned data. `last_offsets` are inclusive. `valid_bytes` is the end of
-    the last sound batch. `problem` is one of:
-
-    | problem | meaning |
-    |---|---|
-    | None | the data ends at `valid_bytes` |
-    | `TORN` | the data ends inside a batch |
-    | other text | the fault of the bytes at `valid_bytes` |
-
     A message of format 0 or 1 is a row too: `magics` identifies it, and its `crcs` are CRC-32 (`local.format.legacy`).
     """
 
-    positions: Longs
+    positions: Longs  # bytes from the start of the scanned data
     sizes: Ints
     base_offsets: Longs
-    last_offsets: Longs
+    last_offsets: Longs  # inclusive
     leader_epochs: Ints
     attributes: NDArray[np.int16]
     base_timestamps: Longs
@@ -67,7 +58,8 @@ class BatchTable:
     record_counts: Ints
     crcs: NDArray[np.uint32]
     magics: NDArray[np.int8]
-    valid_bytes: int
+    valid_bytes: int  # the end of the last sound batch
+    # None: the data ends at `valid_bytes`. TORN: it ends inside a batch. Else the fault of the bytes at `valid_bytes`.
     problem: str | None
 
     def __len__(self) -> int:
@@ -113,10 +105,7 @@ class BatchTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Columns:
-    """One row per record, in offset order. Timestamps are milliseconds; a length of -1 is null.
-
-    `header_starts`: positions in `data` of varints with the values `header_counts`. `batch_ordinals`: rows of `table`.
-    """
+    """One row per record, in offset order. Timestamps are milliseconds; a length of -1 is null."""
 
     data: memoryview
     table: BatchTable
@@ -125,11 +114,11 @@ class Columns:
     timestamps: Longs
     key_starts: Longs
     value_starts: Longs
-    header_starts: Longs
+    header_starts: Longs  # positions in `data` of varints with the values `header_counts`
     key_lengths: Ints
     value_lengths: Ints
     header_counts: Ints
-    batch_ordinals: Ints
+    batch_ordinals: Ints  # rows of `table`
 
     def __len__(self) -> int:
         return len(self.offsets)

@@ -23,15 +23,12 @@ _PROBE_BYTES = 4096
 
 
 class BatchRun(NamedTuple):
-    """Consecutive whole batches, perhaps none, with unchecked checksums.
-
-    `scan` holds the headers of all bytes that were read, `rows` those of this run, `start` the position of `data`.
-    """
+    """Consecutive whole batches, perhaps none, with unchecked checksums."""
 
     data: memoryview
-    scan: BatchTable
-    rows: slice
-    start: int
+    scan: BatchTable  # the headers of all bytes that were read
+    rows: slice  # of this run
+    start: int  # the position of `data`
 
     @property
     def is_empty(self) -> bool:
