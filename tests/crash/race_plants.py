@@ -315,7 +315,8 @@ def _announcements_go_when_their_pins_end(patch: Patch) -> None:
 
 
 def _a_look_without_forks_is_good_for_ever(patch: Patch) -> None:
-    patch.setattr(pins.PinWatch, "has_forks", property(lambda self: False, lambda self, found: None))
+    has_none = property(lambda self: False, lambda self, found: None)
+    patch.setattr(pins.PinWatch, "has_forks", has_none, raising=False)
 
 
 def _a_pause_stops_nothing(patch: Patch) -> None:
