@@ -40,9 +40,8 @@ last one, without a gap.
 Entries are replaced whole or not at all. Nothing happens before the bucket holds all clean records
 (`PartitionSnapshot.clean_cut`): an older record may have been removed because of a newer one that only the disk has.
 
-Cost: with the default ratio of 0.5 all uploads together stay below twice the first one. The byte limit is a price: a
-replacement is three PUTs (data, indexes, manifest) for 0.000015 USD, the price of 1 MiB for three weeks (S3 Standard: 5
-USD a million PUTs, 0.023 USD a GB and month).
+Cost: with the default ratio of 0.5 all uploads together stay below twice the first one. A replacement is three PUTs,
+the price of 1 MiB for three weeks (S3 Standard).
 """
 
 from __future__ import annotations

@@ -155,8 +155,7 @@ class PartitionFigures:
     def clean_cut(self) -> int:
         """The offset up to which each removed record was removed because of a newer record below that offset.
 
-        0 while an unfinished pass has removed records because of newer ones above the checkpoint. A bucket that ended
-        in between would hold neither the older nor the newer record of a key.
+        0 while an unfinished pass has removed records because of newer ones above the checkpoint.
         """
         checkpoint = self.cleaner_offset or 0
         return checkpoint if self.cleaner_reach <= checkpoint else 0

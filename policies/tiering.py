@@ -60,8 +60,7 @@ def copies(snapshot: PartitionSnapshot) -> list[CopySegment]:
     copies are contiguous from the store's end, and skip no retained record.
 
     A compacted topic copies all segments wholly below the cleaner's checkpoint (I6), or none, in one commit. A bucket
-    that ended in between could hold neither the older record of a key nor the newer one that replaced it. The copy lag
-    of the oldest segment decides for all of them.
+    that ended in between could hold no record of a key. The copy lag of the oldest segment decides for all of them.
     """
     if not snapshot.is_copying_on or snapshot.paused is not None:
         return []

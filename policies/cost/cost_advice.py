@@ -1,8 +1,7 @@
 """Changes that would reduce the bill, and their one-time cost. Pure; changes nothing.
 
-Never proposed: a shorter retention, a class of a single zone, a class that needs a restore before reads. A *move*
-concerns settled segments only: no longer on the disk, with at least the minimum size of the class and a remaining
-retention above its minimum duration.
+Never proposed: a shorter retention, a class of a single zone, a class that needs a restore before reads. A *move* is of
+segments that left the disk, of the class's minimum size and more, with a remaining retention above its minimum.
 """
 
 from __future__ import annotations

@@ -4,20 +4,9 @@ It steps from one maintenance pass that has work to the next one, and counts the
 by verb, as the meter of a manager does (`remote.store.middleware.store_wrapper`). Segments are numbers: with a steady
 stream every fact of a segment follows from its number, so a million segments need no set-up.
 
-| step | requests of one partition |
-|---|---|
-| copy a segment | its data in 1 PUT or parts + 2, its indexes 1 PUT, a HEAD of each; a commit for many |
-| compact | none; the output of a pass is copied segment by segment, with one commit |
-| expire | commits: the log start, whole pages, single entries; a page that loses some of its entries is rewritten |
-| delete | 1 LIST of pins, 2 GETs to prove the writer epoch, 1 DELETE for 1000 objects, a commit |
-| delete pages | as before; for each page a DELETE for 1000 objects of its entries, and its own; two pages a pass |
-| collect manifests | 2 LISTs, 3 GETs, 1 PUT, 1 DELETE |
-| commit | 1 PUT of a manifest, 1 GET of the boundary; a manifest page when the manifest is full |
-| read | to begin 2 LISTs, 2 GETs and a GET for each page; per segment 1 GET of its indexes, its data in ranges |
-| read by the manager | nothing to begin with; a segment dropped from the disk is read once, then cached |
-
-A pass rolls an active segment without appends for `local.retention.ms`, so a quiet topic has a segment for each
-batch. `policies.cost.workload` names the omissions: `OUTSIDE`, and `NOT_SIMULATED` by field of the rules.
+docs/explanation/cost-model.md lists the requests of each step. A compaction sends none: its output is copied. A pass
+rolls an active segment without appends for `local.retention.ms`, so a quiet topic has a segment for each batch.
+`policies.cost.workload` names the omissions: `OUTSIDE`, and `NOT_SIMULATED` by field of the rules.
 """
 
 from __future__ import annotations

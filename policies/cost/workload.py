@@ -69,9 +69,8 @@ class Reads:
 class Workload:
     """One partition's stream and the sizes of its bytes at each stage, all measured.
 
-    Source: `tiered.cost.cost_history`. A batch of `batch_bytes` arrives every `batch_ms`. Compaction leaves
-    `compacted_share` of a segment, and compression in the bucket leaves `stored_share` of that. Indexes take
-    `index_base_bytes` and `index_share` of a segment.
+    A batch of `batch_bytes` arrives every `batch_ms`. Compaction leaves `compacted_share` of a segment, and compression
+    in the bucket leaves `stored_share` of that. Indexes take `index_base_bytes` and `index_share` of a segment.
 
     A manifest takes `manifest_base_bytes`, plus a size for each entry, each pending delete and each page. `first_rows`
     are measured points (entries, their total bytes), because the first entries compress worse. Sizes between two points

@@ -43,9 +43,8 @@ Loader = Callable[[Sequence[K]], Mapping[K, V]]
 class ChunkCache:
     """A cache of immutable values of at most `bytes_max` in all, by their `len`; 0 caches nothing. Thread safe.
 
-    The lock guards the bookkeeping only; loads run outside it. Slices of one body that are loaded together are one
-    entry of the body's size: one cached slice holds the whole body in memory. Bytes that a reader still holds after
-    their eviction do not count.
+    Loads run outside the lock. Slices of one body that are loaded together are one entry of the body's size: one cached
+    slice holds the whole body in memory. Bytes that a reader still holds after their eviction do not count.
     """
 
     def __init__(self, bytes_max: int = CACHE_BYTES) -> None:
@@ -153,8 +152,6 @@ class ChunkCache:
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """The unit of eviction: the keys of one body."""
-
     size_bytes: int
     keys: list[Any] = field(default_factory=list)
 

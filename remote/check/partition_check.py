@@ -103,8 +103,6 @@ class ObjectKind(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class BucketReport:
-    """The result of a check."""
-
     prefix: str
     findings: list[Finding] = field(default_factory=list)
     objects: dict[str, ObjectKind] = field(default_factory=dict)  # kinds by full key
@@ -119,10 +117,7 @@ class BucketReport:
 
 
 def survey_partition(store: ObjectStore, prefix: str) -> BucketReport:
-    """Check one partition without the content of its segments and indexes. Raises errors of an unreachable store.
-
-    All damage of metadata is a finding, and so is an object that the store refuses while it serves others.
-    """
+    """Check one partition. Damage, and an object that the store alone refuses, is a finding. Raises other errors."""
     return _Check(store, prefix).run()
 
 
@@ -447,8 +442,7 @@ class _Check:
 class Salvage:
     """The sound entries of a manifest that readers reject (`manifest`), and the others (`found`).
 
-    A salvaged manifest never serves reads, writes or deletes. An entry is left out if the decoder rejects it, or if it
-    contradicts itself or an earlier entry. `manifest` is None if its own identity or numbers are not sound.
+    It never serves reads, writes or deletes. `manifest` is None if its own identity or numbers are not sound.
     """
 
     manifest: Manifest | None

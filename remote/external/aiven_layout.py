@@ -188,8 +188,6 @@ def _places(store: ObjectStore, prefix: str) -> Iterator[tuple[str, str, int, st
 
 
 class AivenCipher:
-    """Decrypts chunks and indexes of one segment. Thread safe."""
-
     def __init__(self, gcm: AESGCM, aad: bytes) -> None:
         self._gcm = gcm
         self._aad = aad
@@ -244,10 +242,8 @@ class PrivateKeys:
 
 
 def _unwrapped(key: RSAPrivateKey, wrapped: bytes) -> bytes | None:
-    """Unwrap a key by OAEP with SHA3-512, which the library lacks (RFC 8017, 7.1.2); None for another key.
-
-    The timing is not constant. It leaks nothing new, because the reader holds the private key.
-    """
+    """Unwrap a key by OAEP with SHA3-512, which the library lacks (RFC 8017, 7.1.2); None for another key."""
+    # The timing is not constant. It leaks nothing new, because the reader holds the private key.
     numbers = key.private_numbers()
     modulus, size = numbers.public_numbers.n, (key.key_size + 7) // 8
     number = int.from_bytes(wrapped, "big")

@@ -7,17 +7,10 @@
 | ``pinterest`` | Pinterest's uploader | its log and both indexes exist |
 | ``logs`` | a Kafka broker's log directory, or a copy of one | its ``.log`` exists |
 
-| layout | key |
-|---|---|
-| ``aiven`` | ``<prefix><topic>-<topic id>/<partition>/<base 20>-<segment id>.log .indexes .rsm-manifest`` |
-| ``local-tiered-storage`` | ``<topic>-<partition>-<topic id>/<base>-<segment id>.log`` and its index files |
-| ``pinterest`` | ``…/<cluster>/<topic>-<partition>/<base 20>.log .index .timeindex``, ``offset.wm``, ``_metadata`` |
-| ``logs`` | ``…/<topic>-<partition>/<base 20>.log`` and Kafka's index files |
-
-Keys of these segments are full keys of the store: the objects of one partition may have several locations. No layout
-has checksums: only the CRCs of the batches verify the bytes. Ids are 22 characters of URL-safe base64 that may begin
-with a dash, so names are cut by fixed widths. Sources: Aiven `ObjectKeyFactory`; kafka `RemoteTopicPartitionDirectory`,
-`RemoteLogSegmentFileset`.
+docs/reference/formats.md lists the names. Keys of these segments are full keys of the store: the objects of one
+partition may have several locations. No layout has checksums: only the CRCs of the batches verify the bytes. Ids may
+begin with a dash, so names are cut by fixed widths. Sources: Aiven `ObjectKeyFactory`; kafka
+`RemoteTopicPartitionDirectory`, `RemoteLogSegmentFileset`.
 
 `ExternalManifests` gives the entries of a partition as a manifest, which is not in the bucket.
 

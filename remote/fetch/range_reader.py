@@ -132,10 +132,9 @@ class RemotePartition:
         return position
 
     def place_of_timestamp(self, segment: SegmentEntry, timestamp_ms: int) -> tuple[int, int]:
-        """(offset, position) from which to search for a timestamp.
+        """(offset, position of a batch at or before it) from which to search for a timestamp.
 
-        No batch below the offset has a record at or after `timestamp_ms`, even if one time index entry is wrong. A
-        batch begins at the position, at or before the batch of that offset.
+        No batch below the offset has a record at or after `timestamp_ms`, even if one time index entry is wrong.
         """
         bundle = self.indexes(segment)
         size_bytes = time_index.ENTRY_BYTES

@@ -34,10 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class SequentialReader:
-    """The reads of one stream in one partition. Not thread safe; close it at the end.
-
-    `following` returns the segment that the stream reads next, None at the end. Another thread calls it.
-    """
+    """The reads of one stream in one partition. Not thread safe. Another thread calls `following` (next segment)."""
 
     def __init__(
         self,

@@ -1,8 +1,4 @@
-"""A byte by byte check of one remote segment: its indexes object, its chunks, and the caller's checks.
-
-In a damaged plain object, the caller's check continues on the raw bytes: it can find the damaged offsets more exactly.
-Memory: one range.
-"""
+"""A byte by byte check of one remote segment: its indexes object, its chunks, and the caller's checks."""
 
 from __future__ import annotations
 
@@ -76,7 +72,8 @@ def _of_contents(
         first = error
     found = list(_damaged_chunks(remote, entry, bundle))
     if bundle.chunks.is_as_it_is and found:
-        with suppress(LogError):  # the raw bytes may end early or be unreadable
+        # The raw bytes show the damaged offsets more exactly. They may end early or be unreadable.
+        with suppress(LogError):
             seen = check_contents(
                 where, entry, bundle, lambda at, length: memoryview(store.get_range(where, at, length))
             )

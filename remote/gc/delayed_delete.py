@@ -98,7 +98,7 @@ def check_unnamed(index: MetadataIndex, keys: Collection[str]) -> None:
 def delete_due_pages(
     store: ObjectStore, prefix: str, log: MetadataLog, pins: PinWatch, keys: Collection[str], now_ms: int
 ) -> set[str]:
-    """As `delete_due_objects`, for pages that were unlinked as a whole, with the objects of all their entries."""
+    """As `delete_due_objects`, for whole unlinked pages with the objects of all their entries."""
     free = unpinned(log, pins, keys, now_ms)
     if not free:
         return free

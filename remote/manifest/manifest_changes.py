@@ -1,8 +1,7 @@
 """Changes of a writer: pure functions from a manifest to the next, for `MetadataLog.commit`.
 
 A commit with a lost reply may be repeated on a manifest that already has the change: each change returns such a
-manifest unmodified (the same object: nothing to commit). A change sees only the manifest's own entries; `commit` opens
-the pages with the other entries first (`touches`, `remote.manifest.page_out`).
+manifest unmodified (the same object). A change sees only the manifest's own entries: `commit` opens the pages first.
 
 **Jobs** replace entries by others, and append entries. Each change records a note, and does not modify a manifest that
 already has the note. A replacement is judged group by group against the manifest it is applied to (P11: the new
@@ -16,8 +15,7 @@ entries tile exactly the entries that they replace):
 | all expired | `EXPIRED` | their objects become pending deletes |
 | some replaced by another writer or job | `LOST` | their objects become pending deletes |
 
-A new entry that replaces the rest after an expiry begins below the log start offset, as an entry does after
-DeleteRecords. Readers never see its expired records, and no expiry is undone.
+A new entry that replaces the rest after an expiry begins below the log start offset, as after DeleteRecords.
 
 Groups are independent, which is sound for a compaction: it removes a record only because a newer record of its key
 exists, which leaves the bucket only for an even newer one, or by retention, which expires older records first. This
@@ -101,10 +99,9 @@ def add_segments(manifest: Manifest, entries: Sequence[SegmentEntry]) -> Manifes
 
 @as_change
 def replace_segments(manifest: Manifest, entry: SegmentEntry, ulids: Sequence[str]) -> Manifest:
-    """Replace the entries that a segment tiles exactly (P11); their objects become pending deletes.
+    """Replace the entries that a segment tiles exactly (P11), unless some of them have expired since.
 
-    Raises InvalidRequest if it does not tile them, or if its object name is known. If entries have expired since, the
-    objects of the new segment become pending deletes instead.
+    The objects of the loser become pending deletes. Raises InvalidRequest if it does not tile, or its name is known.
     """
     known = _known_names(manifest)
     if entry.ulid in known or entry.data_key in known:

@@ -1,7 +1,6 @@
 """Lookups in a manifest and its pages: the segment that holds an offset, or that may hold a timestamp.
 
-Sums, ranges and epochs come from the manifest alone. An entry in a page costs one GET the first time; concurrent
-readers share it. A page that does not exist any more was replaced since: after NotFound read the newest manifest.
+An entry in a page costs one GET the first time. NotFound for a page: it was replaced; read the newest manifest.
 """
 
 from __future__ import annotations
@@ -178,10 +177,7 @@ class Pages:
 
 
 class MetadataIndex:
-    """One manifest with its own entries and the entries of its pages. Iterators may read pages.
-
-    Skips dead entries: wholly below the log start offset, or of a disabled tier. Raises the errors of `Pages.entries`.
-    """
+    """One manifest with the entries of its pages, without dead ones: below the log start, or of a disabled tier."""
 
     def __init__(self, manifest: Manifest, entries_of: Callable[[PageEntry], Rows]) -> None:
         self.manifest = manifest

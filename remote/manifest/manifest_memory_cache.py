@@ -47,11 +47,9 @@ Place = tuple[Storage, str]  # a disk, and the log directory on it
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A cached manifest. `sure_ms` is the time of the last verification, `owner` the owner of its pages."""
-
     manifest: Manifest
-    sure_ms: int
-    owner: int
+    sure_ms: int  # of the last verification
+    owner: int  # of its pages
 
 
 class ManifestMemoryCache:
@@ -72,11 +70,10 @@ class ManifestMemoryCache:
         *,
         exact: bool = False,
     ) -> tuple[Manifest | None, int]:
-        """The newest manifest (`ManifestChain.newest`) and the owner of its pages.
+        """The newest manifest (`ManifestChain.newest`), by `begin` if none is cached, and the owner of its pages.
 
-        `begin` finds the manifest if none is cached. `exact` verifies now. `chain` may have learned a boundary from the
-        cached manifest's history, which the bucket may lack. That boundary is below the cached manifest, so it voids no
-        manifest of the same number or above.
+        `exact` verifies now. `chain` may have learned a boundary that the bucket lacks, from the cached manifest. It is
+        below that manifest, so it voids no manifest of the same number or above.
         """
         name, now_ms = (store.url, prefix), self._counted_ms()
         with self._lock:

@@ -1,9 +1,8 @@
 """A manifest page: an immutable Parquet object with the older entries of a manifest.
 
-A row is one `SegmentEntry`, a column one of its fields: numbers are int64, `epochs` is a list of lists, `indexes` a map
-of structs; zstd. Column types follow from the annotations, so pages of different versions agree in their common fields.
-`DecodedPage` decodes entries on demand: decoding all takes forty times as long as reading the searched columns. pyarrow
-is imported only when a page is written or read.
+A row is one `SegmentEntry`, a column one of its fields, zstd. Column types follow from the annotations, so pages of
+different versions agree in their common fields. `DecodedPage` decodes entries on demand: decoding all takes forty times
+as long as reading the searched columns.
 """
 
 from __future__ import annotations
@@ -47,10 +46,7 @@ msgspec.json.Decoder(_ROWS)
 def encode_page(
     entries: Rows, epoch: int, ulid: str, *, sealer: Sealer | None = None, seal_key_id: str | None = None
 ) -> tuple[PageEntry, bytes]:
-    """The page's entry, and its bytes sealed by `seal_key_id`. Raises AccessDenied without the key.
-
-    `entries` ascend, not empty; `epoch` is the writer's.
-    """
+    """The entry and the bytes of a page of ascending `entries`. Raises AccessDenied without the seal's key."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -198,9 +194,7 @@ def _arrow_type(hint: Any) -> pa.DataType:  # noqa: ANN401 - an annotation is an
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageContradiction:
-    """An entry of a page that readers refuse: its row number, the offsets in its columns, and the reason."""
-
-    entry: int
+    entry: int  # its row number
     offsets: tuple[int, int]
     error: Corrupt
 

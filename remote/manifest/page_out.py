@@ -32,11 +32,7 @@ _base_offset = attrgetter("base_offset")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageRule:
-    """Limits for the sizes of manifests and pages. A manifest with many pending deletes stays large.
-
-    With these limits a manifest has room for some 2,600 entries, and a million segments are some 400 pages
-    (docs/reference/benchmarks.md).
-    """
+    """Limits for the sizes of manifests and pages: some 2,600 entries in a manifest, 400 pages for a million."""
 
     manifest_bytes_max: int = 256 << 10  # size of the manifest object above which entries move to pages
     page_rows_max: int = 4096

@@ -17,8 +17,7 @@ An object of the index of an encrypted topic is an envelope around the bytes tha
 * The CRC32C distinguishes damage from forgery.
 
 A manifest names its parent's commit id, and a commit id is new for every commit. So the tags form a keyed MAC over the
-chain of commits. Without a key of the ring an attacker cannot make a manifest, a page or an order of manifests that a
-reader accepts. A chain that is sealed once stays sealed. docs/how-to/encrypt-the-bucket.md lists the remaining attacks.
+chain of commits. A sealed chain stays sealed. docs/how-to/encrypt-the-bucket.md lists the remaining attacks.
 """
 
 from __future__ import annotations

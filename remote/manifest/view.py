@@ -1,12 +1,8 @@
-"""A compacted view: the newest value of every key below a horizon; the log itself stays unchanged.
+"""A compacted view: the newest value of every key below a horizon; the log stays unchanged (Pulsar's compaction).
 
-This is Pulsar's mode of compaction. A view has objects of its own, ``view/<name>/...``: batches with their original
-offsets, as in a segment, and entries of the same type. The manifest holds the view, so one commit switches horizon and
-entries together.
-
-The horizon is never above the end of the bucket's part of the log: after the loss of a disk the log restarts at that
-end, and assigns the offsets above it again. The view also records its last run, or the error. The epoch shows a run
-that a crash ended: only the writer of that epoch could still execute it.
+A view has objects of its own, ``view/<name>/...``: batches with their original offsets, and entries as of segments. The
+manifest holds it, so one commit switches horizon and entries. The horizon is never above the end of the bucket's part
+of the log: after the loss of a disk the log restarts at that end, and assigns the offsets above it again.
 """
 
 from __future__ import annotations
@@ -30,10 +26,9 @@ T = TypeVar("T")
 
 
 class StoredForm(Generic[T]):
-    """Stored JSON of frozen dataclasses whose stored field names differ from the names in the code.
+    """Stored JSON of frozen dataclasses, under the field names of the format's first version.
 
-    The format keeps the field names of its first version (docs/reference/formats.md). Create it at import: msgspec
-    decoders of a type must not be created in two threads.
+    Create it at import: msgspec decoders of a type must not be created in two threads.
     """
 
     def __init__(self, kind: type[T], names: Mapping[str, str], **nested: StoredForm[Any]) -> None:
@@ -71,7 +66,7 @@ class StoredForm(Generic[T]):
 
 
 class ViewState(Enum):
-    """State of a view: Pulsar's words for a compaction's status, plus the state after a crash."""
+    """Pulsar's words for a compaction's status, and the state after a crash: a run of an earlier epoch."""
 
     NEVER_RUN = "never run"
     RUNNING = "running"

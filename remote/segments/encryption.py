@@ -14,15 +14,8 @@ Big-endian. `base64` is of nonce, ciphertext and tag. `name` is the data object'
 directory (`remote.keys.object_identity`). A chunk that is moved to another place, object, partition or topic fails
 authentication there. So does a wrapped key in another entry.
 
-`binding` is the version of the associated data of chunks and indexes: 2 as above. The older form:
-
-| older form | associated data |
-|---|---|
-| binding 1, chunks and indexes | ``tiered chunk <stem> <n>``, ``tiered indexes <stem>`` |
-| wrapped key: base64 alone, under the ring's key itself | ``tiered key <stem> <key id>``; its object has binding 1 |
-
-`stem` is ``<base>-<last>-<epoch>-<ulid>``. Objects of binding 1 stay readable for ever; ``tiered rotate-keys`` wraps
-their keys in the new form.
+`binding` is the version of the associated data of chunks and indexes: 2 as above. Objects of binding 1
+(docs/reference/formats.md) stay readable for ever; ``tiered rotate-keys`` wraps their keys in the new form.
 
 A nonce is used once for a data key. Names and keys are new for every copy attempt. Within an attempt, a chunk that is
 sent again has the same bytes. SHA-256 checks this before the encryption (`remote.upload.segment_upload`).

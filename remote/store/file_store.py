@@ -46,7 +46,7 @@ ASIDE = "~aside"  # no topic name contains a tilde
 
 
 class DirectoryStore(ObjectStore):
-    """The common part of stores in a directory, `_root`: an object is written aside and then gets its name."""
+    """A store in a directory, `_root`: an object is written aside and then gets its name."""
 
     _root: str
 

@@ -18,9 +18,8 @@ A client must not be used in a forked child, so every process makes its own at i
 one cache of idle DataNode connections per process: a forked child waits until the copied connections are too old to be
 used again, or it would read the parent's answers. Options are Hadoop settings in addition to ``HADOOP_CONF_DIR``.
 
-**Errors.** The client raises Python's classes for a missing and for a taken name, OSError for a connection, and
-RuntimeError for the rest, with the Java class of the NameNode's exception: only this class decides and is reported. A
-panic of its Rust code is not an Exception; it is caught too.
+**Errors.** Of a RuntimeError only the Java class of the NameNode's exception decides and is reported. A panic of the
+client's Rust code is not an Exception; it is caught too.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@
 | ``file:///absolute/directory`` | `store.file_store`; the directory must exist; ``%23`` stands for ``#``, and so on |
 | ``memory://name`` | `remote.store.memory_store`; one store per name in this process |
 
-S3 options of this project: ``client`` (docs/reference/stores.md); ``sse`` and ``sse_kms_key_id``, the server-side
-encryption of all writes, unless `objects` has one. Only the client gets the options, which may hold secrets.
+S3 options of this project are in docs/reference/stores.md. Only the client gets the options, which may hold secrets.
 """
 
 from __future__ import annotations

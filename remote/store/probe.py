@@ -23,8 +23,6 @@ RACERS = 4  # concurrent creates of one name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreGuarantees:
-    """The guarantees that the probe observed."""
-
     create_if_absent: bool  # a second create of one name was refused and changed nothing
     one_winner: bool  # of RACERS concurrent creates at most one succeeded, and the object has its body
 
@@ -34,10 +32,9 @@ class StoreGuarantees:
 
 
 def probe_store(store: ObjectStore, prefix: str = "", now_ms: int = 0, *, is_racing: bool = False) -> StoreGuarantees:
-    """The guarantees seen by creating a fresh key twice. Raises the store's errors if it cannot be written to.
+    """The guarantees seen by creating a fresh key twice, and with `is_racing` one from several threads at once.
 
-    `is_racing` also creates a key from several threads at once; otherwise `one_winner` is assumed. The key is removed
-    only if the first create was answered.
+    Raises the store's errors if it cannot be written to.
     """
     key = f"{prefix}{PROBES}{new_ulid(now_ms)}"
     first, second = b"tiered probe 1\n", b"tiered probe 2\n"

@@ -5,7 +5,7 @@
   `config_kwargs` can disable the CRC32.
 - Large uploads are sent in parts, each retried alone, and are invisible until completed. A failed upload is aborted;
   `remote.store.unfinished_uploads` or a lifecycle rule removes the uploads of a killed process.
-- A completion with a lost answer is resolved by the object's size. Names are never reused: it can only be this upload.
+- A completion with a lost answer is resolved by the object's size: names are never reused.
 - `parts_max` parts of all uploads are sent at once. Each upload holds one more part, made while it waits for a slot, so
   it never waits for memory that only it could free.
 - A file system must not be used in a forked child, so every process makes its own at its first request. Wrong options

@@ -28,12 +28,10 @@ _PARTS_MARKS = {"PartNumberMarker": "NextPartNumberMarker"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfinishedUpload:
-    """An unfinished upload. `size_bytes` counts the parts that have arrived."""
-
     key: str
     upload_id: str
     begun_ms: int
-    size_bytes: int = 0
+    size_bytes: int = 0  # of the parts that have arrived
 
 
 class UnfinishedUploads:

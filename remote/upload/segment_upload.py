@@ -71,7 +71,7 @@ _JOINED_BYTES = 64 << 10  # of the next part, to complete a batch that crosses t
 class SegmentFacts:
     """Facts found in the bytes of a segment. Offsets are of its batches, both inclusive; None without batches.
 
-    The three indexes replace the segment's own index files where these contradict the bytes; None where they agree.
+    An index is None where the segment's own index file agrees with the bytes.
     """
 
     record_count: int
@@ -438,9 +438,8 @@ def copy_segment(
     """Upload and verify a segment; return the entry to commit. Memory is bounded for any segment size.
 
     With `view` the segment is a part of that compacted view. `progress` receives the number of bytes read for the first
-    time; calls are serial and add up to the segment's size. After an error the objects of this attempt are deleted if
-    possible. Raises Unavailable if the store lacks the sent objects, Corrupt if the segment changed or contradicts its
-    place in the log, AccessDenied without the encryption key.
+    time, serially. After an error the objects of this attempt are deleted if possible. Raises Unavailable if the store
+    lacks the sent objects, Corrupt if the segment changed or contradicts its place, AccessDenied without the key.
     """
     if segment.size_bytes <= 0 or segment.base_offset >= segment.next_offset:
         facts = {"base_offset": segment.base_offset, "next_offset": segment.next_offset}

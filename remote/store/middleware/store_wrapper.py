@@ -105,8 +105,7 @@ class ImmutableStore(StoreWrapper):
     """A store that never overwrites or deletes objects: for buckets under object lock, or by choice.
 
     GC runs as usual, but the delete itself is skipped and logged; `spared` counts these objects, which are orphans from
-    then on. Manifests below the GC boundary are void whether they exist or not. A `put` creates. The same bytes again
-    are no error (a lost answer); other bytes raise AlreadyExists: no pin can be renewed.
+    then on. A `put` creates: the same bytes again are no error (a lost answer), other bytes raise AlreadyExists.
     """
 
     def __init__(self, inner: ObjectStore) -> None:
@@ -167,8 +166,6 @@ def received_bytes(answer: Any) -> int:  # noqa: ANN401 - a body, or several of 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestCounts:
-    """Requests by billing class, and bytes."""
-
     puts: int = 0  # PUT class; a multipart upload counts its begin, each part and its completion
     posts: int = 0  # the part of `puts` that begins and completes multipart uploads
     gets: int = 0  # GET class, with HEAD as S3 bills it
