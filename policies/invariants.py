@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from operator import attrgetter
 
 from local.facts import SegmentInfo
@@ -38,7 +37,6 @@ from remote.segment_entry import SegmentEntry, SegmentState
 MANIFESTS_RETAINED_MIN = 100  # manifests below the newest, for readers that are about to read one
 
 
-@dataclass(slots=True)
 class _World:
     """The snapshot after the decisions so far. Planned copies may fail, so they are no remote copies.
 
@@ -52,20 +50,22 @@ class _World:
     | `view_reaches` | bound of the log start: above it, the view kept by a threshold would lose records |
     """
 
-    snapshot: PartitionSnapshot
-    log_start_offset: int
-    entries: OrderedDict[str, SegmentEntry]
-    unknown: list[tuple[int, int]]
-    local: OrderedDict[int, SegmentInfo]
-    closed: dict[int, SegmentInfo]
-    copyable: list[SegmentInfo]
-    copied_upto: int
-    unlinked_ms: dict[str, int]
-    named_keys: frozenset[str]
-    coverage: Coverage | None = None
-    is_cleaned: bool = False
-    replaced: set[str] = field(default_factory=set)
-    view_reaches: int | None = None
+    def __init__(self, snapshot: PartitionSnapshot) -> None:
+        entries = [entry for entry in snapshot.remote if entry.state is SegmentState.COPY_FINISHED]
+        self.snapshot, self.log_start_offset = snapshot, snapshot.log_start_offset
+        self.entries = OrderedDict((entry.ulid, entry) for entry in entries)
+        self.unknown = [each for page in snapshot.pages for each in page.ranges()]
+        self.local = OrderedDict((segment.base_offset, segment) for segment in snapshot.segments)
+        self.closed = {segment.base_offset: segment for segment in snapshot.closed}
+        self.copyable = [segment for segment in snapshot.closed if not segment.is_empty]
+        self.copied_upto = max((following for _, following in (*_ranges(entries), *self.unknown)), default=0)
+        self.unlinked_ms = {each.key: each.unlinked_ms for each in snapshot.pending_deletes}
+        self.unlinked_ms |= {page.page.key: page.unlinked_ms for page in snapshot.pending_page_deletes}
+        self.named_keys = snapshot.named_keys & self.unlinked_ms.keys()
+        self.coverage: Coverage | None = None
+        self.is_cleaned = False
+        self.replaced: set[str] = set()
+        self.view_reaches = _view_reaches(snapshot)
 
     def holds(self, base_offset: int, next_offset: int) -> bool:
         if self.coverage is None:
@@ -84,31 +84,11 @@ class _World:
 
 def violations(snapshot: PartitionSnapshot, decisions: Sequence[Decision]) -> list[str]:
     """Return one sentence per broken invariant, in the plan's order; empty for a sound plan."""
-    world = _world(snapshot)
+    world = _World(snapshot)
     found: list[str] = []
     for decision in decisions:
         found += [f"{type(decision).__name__} {place_of(decision)}: {broken}" for broken in _check(world, decision)]
     return [*found, *_check_copies(world, [one for one in decisions if isinstance(one, CopySegment)])]
-
-
-def _world(snapshot: PartitionSnapshot) -> _World:
-    entries = [entry for entry in snapshot.remote if entry.state is SegmentState.COPY_FINISHED]
-    unlinked_ms = {each.key: each.unlinked_ms for each in snapshot.pending_deletes}
-    unlinked_ms |= {page.page.key: page.unlinked_ms for page in snapshot.pending_page_deletes}
-    unknown = [each for page in snapshot.pages for each in page.ranges()]
-    return _World(
-        snapshot=snapshot,
-        log_start_offset=snapshot.log_start_offset,
-        entries=OrderedDict((entry.ulid, entry) for entry in entries),
-        unknown=unknown,
-        local=OrderedDict((segment.base_offset, segment) for segment in snapshot.segments),
-        closed={segment.base_offset: segment for segment in snapshot.closed},
-        copyable=[segment for segment in snapshot.closed if not segment.is_empty],
-        copied_upto=max((following for _, following in (*_ranges(entries), *unknown)), default=0),
-        unlinked_ms=unlinked_ms,
-        named_keys=snapshot.named_keys & unlinked_ms.keys(),
-        view_reaches=_view_reaches(snapshot),
-    )
 
 
 def _ranges(entries: Iterable[SegmentEntry]) -> Iterable[tuple[int, int]]:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import chain
@@ -83,8 +83,12 @@ class PartitionFigures:
 
     @property
     def all_views(self) -> tuple[CompactedView, ...]:
-        """The views that readers find, one per name: the manifest's if it was built, else the local one."""
-        return merged_views(self.views, self.local_views)
+        """The views that readers find, by name: the manifest's if it was built or is the only one, else the local."""
+        found = {view.name: view for view in self.views}
+        found |= {
+            view.name: view for view in self.local_views if view.name not in found or not found[view.name].is_built
+        }
+        return tuple(found[name] for name in sorted(found))
 
     @property
     def active(self) -> SegmentInfo | None:
@@ -180,13 +184,6 @@ class PartitionSnapshot(PartitionFigures):
     def of(cls, figures: PartitionFigures, *, stable_offset: int, may_clean: bool = True) -> PartitionSnapshot:
         known = {each.name: getattr(figures, each.name) for each in fields(PartitionFigures)}
         return cls(**known, stable_offset=stable_offset, may_clean=may_clean)
-
-
-def merged_views(remote: Sequence[CompactedView], local: Sequence[CompactedView]) -> tuple[CompactedView, ...]:
-    """Return one view per name, by name. The manifest's view wins if it was built or is the only one."""
-    found = {view.name: view for view in remote}
-    found |= {view.name: view for view in local if view.name not in found or not found[view.name].is_built}
-    return tuple(found[name] for name in sorted(found))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ stream every fact of a segment follows from its number, so a million segments ne
 
 docs/explanation/cost-model.md lists the requests of each step. A compaction sends none: its output is copied. A pass
 rolls an active segment without appends for `local.retention.ms`, so a quiet topic has a segment for each batch.
-`policies.cost.workload` names the omissions: `OUTSIDE`, and `NOT_SIMULATED` by field of the rules.
+`policies.cost.workload.OUTSIDE` and docs/explanation/cost-model.md name the omissions.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from policies.cost.storage_cost import DAY_MS
@@ -24,23 +23,6 @@ OUTSIDE = (
     "bursts",
     "a read cache that is smaller than the data that readers read repeatedly",
 )
-
-
-# The fields of the rules that do not change a simulation, with the reason. All other fields do.
-NOT_SIMULATED: Mapping[str, str] = {
-    "gives_up_remote": "a tier that is being disabled is not simulated",
-    "file_delete_delay_ms": "deleted files stay on the disk for seconds, and disk bytes are averages over hours",
-    "delete_retention_ms": "tombstones are part of the measured share that compaction leaves",
-    **dict.fromkeys(
-        ("min_compaction_lag_ms", "max_compaction_lag_ms"), "a cleaner pass is simulated from its dirty share only"
-    ),
-    "recompaction_min_reduction": "segments that are in the bucket are not compacted again",
-    "recompaction_min_saved_bytes": "segments that are in the bucket are not compacted again",
-    **dict.fromkeys(
-        ("view_threshold_bytes", "view_retain_null_key", "view_empty_value_deletes", "view_buffer_bytes"),
-        "views are not simulated",
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ from remote.store.protocol import (
     check_range,
     read_if_there,
 )
-from remote.store.s3_options import Settings, client_options, encryption, settings
+from remote.store.s3_options import Settings, encryption, settings
 from remote.store.s3_store import BROKE_OFF, READ_CONCURRENCY, S3Store, object_info, of_answer
 
 UPLOAD_PARTS = 4
@@ -248,7 +248,7 @@ class _Clients:
         self.head: Callable[..., Any] = obstore.head
         self.list: Callable[..., Any] = obstore.list
         self.endpoint = found.endpoint
-        common: dict[str, Any] = {**found.config, **more, "client_options": client_options(found)}
+        common: dict[str, Any] = {**found.config, **more}
         first, most = timedelta(seconds=policy.wait_first_s), timedelta(seconds=policy.wait_max_s)
         retries: Any = {
             "retry_timeout": timedelta(seconds=policy.deadline_s),

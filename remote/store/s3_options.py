@@ -38,12 +38,10 @@ OPTIONS = ("sse", "sse_kms_key_id")  # of a store opened by its URL alone
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How obstore reaches a bucket; times in seconds. `config` may hold secrets and is never shown."""
+    """How obstore reaches a bucket. `config` may hold secrets and is never shown."""
 
     endpoint: str
     config: Mapping[str, Any] = field(repr=False)
-    connect_timeout_s: float
-    read_timeout_s: float
 
 
 def is_installed() -> bool:
@@ -96,9 +94,13 @@ def settings(bucket: str, options: Mapping[str, Any]) -> Settings:
             "region": client.meta.region_name or "us-east-1",
             "virtual_hosted_style_request": is_virtual,
             **_credentials(session, options),
+            "client_options": {
+                "allow_http": endpoint.startswith("http://"),  # the user wrote the URL this way
+                "connect_timeout": timedelta(seconds=config.connect_timeout),
+                "read_timeout": timedelta(seconds=config.read_timeout),
+                "timeout": timedelta(seconds=REQUEST_TIMEOUT_READS * config.read_timeout),
+            },
         },
-        connect_timeout_s=config.connect_timeout,
-        read_timeout_s=config.read_timeout,
     )
 
 
@@ -141,15 +143,6 @@ def _credentials(session: Any, options: Mapping[str, Any]) -> dict[str, Any]:  #
         }
 
     return {"credential_provider": provide}
-
-
-def client_options(found: Settings) -> dict[str, Any]:
-    return {
-        "allow_http": found.endpoint.startswith("http://"),  # the user wrote the URL this way
-        "connect_timeout": timedelta(seconds=found.connect_timeout_s),
-        "read_timeout": timedelta(seconds=found.read_timeout_s),
-        "timeout": timedelta(seconds=REQUEST_TIMEOUT_READS * found.read_timeout_s),
-    }
 
 
 def encryption(objects: ObjectSettings) -> dict[str, str]:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from policies.cost.simulation import Workload, simulate
-from policies.cost.workload import NOT_SIMULATED
 from policies.rules import DAY_MS, DailyWindow, PartitionRules
 from tiered.config.config import resolve_rules
 from tiered.health.lint import lint_place
@@ -69,6 +68,21 @@ SIMULATED: dict[str, tuple[Workload, PartitionRules, object]] = {
     "copy_window": (STREAM, BASE, DailyWindow(start_ms=HOUR, end_ms=2 * HOUR)),
     "delete_grace_ms": (STREAM, BASE, 2 * HOUR),
     "min_cleanable_dirty_ratio": (STREAM, replace(BASE, cleanup_compact=True), 0.1),
+}
+# The fields of the rules that do not change a simulation, with the reason. All other fields do.
+NOT_SIMULATED = {
+    "gives_up_remote": "a tier that is being disabled is not simulated",
+    "file_delete_delay_ms": "deleted files stay on the disk for seconds, and disk bytes are averages over hours",
+    "delete_retention_ms": "tombstones are part of the measured share that compaction leaves",
+    **dict.fromkeys(
+        ("min_compaction_lag_ms", "max_compaction_lag_ms"), "a cleaner pass is simulated from its dirty share only"
+    ),
+    "recompaction_min_reduction": "segments that are in the bucket are not compacted again",
+    "recompaction_min_saved_bytes": "segments that are in the bucket are not compacted again",
+    **dict.fromkeys(
+        ("view_threshold_bytes", "view_retain_null_key", "view_empty_value_deletes", "view_buffer_bytes"),
+        "views are not simulated",
+    ),
 }
 
 
