@@ -65,24 +65,17 @@ AGING_ROUNDS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogToClean:
-    """A compacted log as the cleaner sees it. Bytes are of ``.log`` files, offsets half open.
-
-    | field | meaning |
-    |---|---|
-    | `cleanable_bytes` | a segment that contains the checkpoint counts once, here |
-    | `delay_ms` | time since the oldest dirty record passed `max.compaction.lag.ms`; 0 before |
-    | `is_unfinished` | an earlier pass removed records because of newer ones that are still dirty |
-    """
+    """A compacted log as the cleaner sees it. Bytes are of ``.log`` files, offsets half open."""
 
     partition: TopicPartition
     first_dirty_offset: int
     first_uncleanable_offset: int
     clean_bytes: int
-    cleanable_bytes: int
+    cleanable_bytes: int  # a segment that contains the checkpoint counts once, here
     uncleanable_bytes: int
     min_dirty_ratio: float
-    delay_ms: int
-    is_unfinished: bool = False
+    delay_ms: int  # time since the oldest dirty record passed `max.compaction.lag.ms`; 0 before
+    is_unfinished: bool = False  # an earlier pass removed records because of newer ones that are still dirty
 
     @property
     def dirty_ratio(self) -> float:

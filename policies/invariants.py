@@ -38,22 +38,13 @@ MANIFESTS_RETAINED_MIN = 100  # manifests below the newest, for readers that are
 
 
 class _World:
-    """The snapshot after the decisions so far. Planned copies may fail, so they are no remote copies.
-
-    | field | meaning |
-    |---|---|
-    | `entries`, `local` | remaining entries by ulid and segments by base offset, oldest first |
-    | `unknown` | offset ranges of entries that only a page holds, ascending; no single one of them may expire |
-    | `copyable` | closed segments that are not empty, ascending |
-    | `coverage` | the offsets of `entries` and `unknown`; may include those of expired entries |
-    | `named_keys` | pending deletes that an entry still names |
-    | `view_reaches` | bound of the log start: above it, the view kept by a threshold would lose records |
-    """
+    """The snapshot after the decisions so far. Planned copies may fail, so they are no remote copies."""
 
     def __init__(self, snapshot: PartitionSnapshot) -> None:
         entries = [entry for entry in snapshot.remote if entry.state is SegmentState.COPY_FINISHED]
         self.snapshot, self.log_start_offset = snapshot, snapshot.log_start_offset
-        self.entries = OrderedDict((entry.ulid, entry) for entry in entries)
+        self.entries = OrderedDict((entry.ulid, entry) for entry in entries)  # remaining ones, as `local`, oldest first
+        # Offset ranges of entries that only a page holds, ascending; no single one of them may expire.
         self.unknown = [each for page in snapshot.pages for each in page.ranges()]
         self.local = OrderedDict((segment.base_offset, segment) for segment in snapshot.segments)
         self.closed = {segment.base_offset: segment for segment in snapshot.closed}
@@ -61,10 +52,11 @@ class _World:
         self.copied_upto = max((following for _, following in (*_ranges(entries), *self.unknown)), default=0)
         self.unlinked_ms = {each.key: each.unlinked_ms for each in snapshot.pending_deletes}
         self.unlinked_ms |= {page.page.key: page.unlinked_ms for page in snapshot.pending_page_deletes}
-        self.named_keys = snapshot.named_keys & self.unlinked_ms.keys()
-        self.coverage: Coverage | None = None
+        self.named_keys = snapshot.named_keys & self.unlinked_ms.keys()  # pending deletes that an entry still names
+        self.coverage: Coverage | None = None  # of `entries` and `unknown`; may include those of expired entries
         self.is_cleaned = False
         self.replaced: set[str] = set()
+        # Bound of the log start: above it, the view kept by a threshold would lose records.
         self.view_reaches = _view_reaches(snapshot)
 
     def holds(self, base_offset: int, next_offset: int) -> bool:

@@ -32,39 +32,29 @@ ALL_DAY = DailyWindow(start_ms=0, end_ms=DAY_MS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRules:
-    """Times in ms, sizes in bytes, None = unlimited. Defaults are Kafka's, if Kafka has the setting.
-
-    | field | meaning |
-    |---|---|
-    | `copy_lag_ms`, `copy_lag_bytes` | KIP-1241: zero in either copies at once, None in both never copies |
-    | `copy_window` | uploads begin in it only |
-    | `recompaction_min_reduction` | share (0..1) of an entry's bytes, 1 = never |
-    | `retention_*` | apply only with `cleanup_delete`: read them through `log_limits` |
-    | `gives_up_remote` | the remote tier was disabled, and its data is to be deleted (KIP-950) |
-    | `view_threshold_bytes` | None: compacted views are built by hand only |
-    """
+    """Times in ms, sizes in bytes, None = unlimited. Defaults are Kafka's, if Kafka has the setting."""
 
     cleanup_delete: bool = True
     cleanup_compact: bool = False
-    retention_ms: int | None = 7 * DAY_MS
+    retention_ms: int | None = 7 * DAY_MS  # this and the next apply only with `cleanup_delete`: read `log_limits`
     retention_bytes: int | None = None
     local_retention_ms: int | None = 7 * DAY_MS
     local_retention_bytes: int | None = None
     segment_ms: int = 7 * DAY_MS
     copy_disabled: bool = False
-    gives_up_remote: bool = False
-    copy_lag_ms: int | None = 0
+    gives_up_remote: bool = False  # the remote tier was disabled, and its data is to be deleted (KIP-950)
+    copy_lag_ms: int | None = 0  # KIP-1241: zero in it or the next copies at once, None in both never copies
     copy_lag_bytes: int | None = None
-    copy_window: DailyWindow = ALL_DAY
+    copy_window: DailyWindow = ALL_DAY  # uploads begin in it only
     delete_grace_ms: int = DAY_MS
     file_delete_delay_ms: int = 60_000
     min_cleanable_dirty_ratio: float = 0.5
     min_compaction_lag_ms: int = 0
     max_compaction_lag_ms: int | None = None
     delete_retention_ms: int = DAY_MS
-    recompaction_min_reduction: float = 0.5
+    recompaction_min_reduction: float = 0.5  # share (0..1) of an entry's bytes, 1 = never
     recompaction_min_saved_bytes: int = 1 << 20
-    view_threshold_bytes: int | None = None
+    view_threshold_bytes: int | None = None  # None: compacted views are built by hand only
     view_retain_null_key: bool = False
     view_empty_value_deletes: bool = False
     view_buffer_bytes: int = 128 << 20

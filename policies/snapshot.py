@@ -25,45 +25,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)  # without slots: cached properties need the instance's dict
 class PartitionFigures:
-    """One partition, for figures alone. Offsets are half open and ascending, times in ms.
-
-    | field | meaning |
-    |---|---|
-    | `log_start_offset` | of the whole log, remote tier included |
-    | `segments` | local segments; the last one is active |
-    | `cleaner_offset` | the cleaner's checkpoint, None if it never ran |
-    | `cleaner_reach` | end of the newer records because of which a pass may have removed older ones |
-    | `copying` | base offsets of the segments being copied now |
-    | `shrunk` | base offsets of local segments known to hold fewer records than their entries |
-    | `remote` | the entries known one by one: the newest always, older ones as far as they were requested |
-    | `pages` | pages that stand for all other entries; they may be between entries of `remote` |
-    | `known_pages` | the pages whose entries are in `remote` |
-    | `tier_disabled` | pages and entries of a disabled tier: they count for nothing and are in no other field |
-    | `views`, `local_views` | compacted views in the manifest, and next to the local log |
-    | `keeps_views_on_disk` | the next run of a view writes to the disk; otherwise to the bucket |
-    """
+    """One partition, for figures alone. Offsets are half open and ascending, times in ms."""
 
     partition: TopicPartition
     rules: PartitionRules
     now_ms: int
-    log_start_offset: int
+    log_start_offset: int  # of the whole log, remote tier included
     next_offset: int
-    segments: tuple[SegmentInfo, ...]
+    segments: tuple[SegmentInfo, ...]  # local segments; the last one is active
     is_tiered: bool = False
-    remote: tuple[SegmentEntry, ...] = ()
-    pages: tuple[PageEntry, ...] = ()
-    known_pages: tuple[PageEntry, ...] = ()
+    remote: tuple[SegmentEntry, ...] = ()  # the entries known one by one: the newest always, older ones if requested
+    pages: tuple[PageEntry, ...] = ()  # for all other entries; they may be between entries of `remote`
+    known_pages: tuple[PageEntry, ...] = ()  # the pages whose entries are in `remote`
     pending_deletes: tuple[PendingDelete, ...] = ()
     pending_page_deletes: tuple[PendingPageDelete, ...] = ()
-    views: tuple[CompactedView, ...] = ()
-    local_views: tuple[CompactedView, ...] = ()
-    keeps_views_on_disk: bool = False
+    views: tuple[CompactedView, ...] = ()  # in the manifest
+    local_views: tuple[CompactedView, ...] = ()  # next to the local log
+    keeps_views_on_disk: bool = False  # the next run of a view writes to the disk; otherwise to the bucket
+    # pages and entries of a disabled tier: they count for nothing and are in no other field
     tier_disabled: tuple[PageEntry | SegmentEntry, ...] = ()
-    cleaner_offset: int | None = None
-    cleaner_reach: int = 0
-    copying: frozenset[int] = field(default_factory=frozenset)
+    cleaner_offset: int | None = None  # the cleaner's checkpoint, None if it never ran
+    cleaner_reach: int = 0  # end of the newer records because of which a pass may have removed older ones
+    copying: frozenset[int] = field(default_factory=frozenset)  # base offsets of the segments being copied now
     head_sequence: int = 0
     manifests_gc_boundary: int = 0
+    # base offsets of segments with fewer records than their entries
     shrunk: frozenset[int] = field(default_factory=frozenset)
     paused: Pause | None = None
 

@@ -70,22 +70,14 @@ class LocalTier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteTier:
-    """The manifest.
-
-    | field | meaning |
-    |---|---|
-    | `entries`, `expired` | ranges that the bucket holds, and held; both ascend and are disjoint |
-    | `allocated_end_offset` | no log may assign an offset below it again |
-    | `counts` | False if the tier was disabled, so that its entries count for nothing |
-    | `is_other_writer` | another node has a log of this partition and was the last writer |
-    """
+    """The manifest."""
 
     log_start_offset: int
-    allocated_end_offset: int
-    entries: tuple[EpochRange, ...] = ()
-    expired: tuple[EpochRange, ...] = ()
-    counts: bool = True
-    is_other_writer: bool = False
+    allocated_end_offset: int  # no log may assign an offset below it again
+    entries: tuple[EpochRange, ...] = ()  # ranges that the bucket holds, as the next ascending and disjoint
+    expired: tuple[EpochRange, ...] = ()  # ranges that the bucket held
+    counts: bool = True  # False if the tier was disabled, so that its entries count for nothing
+    is_other_writer: bool = False  # another node has a log of this partition and was the last writer
 
     @property
     def history(self) -> tuple[EpochRange, ...]:

@@ -63,9 +63,8 @@ class SegmentEntry:
     """A segment entry. Offsets half open; sizes in bytes; timestamps in ms.
 
     `cleaned_through` is the checkpoint at upload time, or a later one at which the segment was unchanged: every record
-    was compared with all newer records below it. It is never above the manifest's `next_offset`, so a bucket that lacks
-    older records holds the newer ones that replaced them. Only for a copy (`made_by` None) is it certain that later
-    local cleanings removed records and changed nothing else.
+    was compared with all newer records below it. It is never above the manifest's `next_offset`. Only for a copy
+    (`made_by` None) is it certain that later local cleanings removed records and changed nothing else.
     """
 
     ulid: str

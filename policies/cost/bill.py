@@ -1,17 +1,4 @@
-"""The monthly bill of topics by kind, from stored bytes and metered requests. Pure, in US dollars.
-
-| kind | content |
-|---|---|
-| storage | segments in the bucket, by storage class; indexes and views with them |
-| index | manifests and manifest pages |
-| waiting | pending deletes |
-| requests | PUT, COPY, POST, LIST and GET as metered, scaled to a month |
-| retrieval | bytes read from classes that charge for it, as metered |
-| disk | the local segments |
-
-`double` is the part of `disk` whose bytes are in the bucket too. `idle` is a month without any append or read: all
-kinds but requests and retrieval.
-"""
+"""The monthly bill of topics by kind, from stored bytes and metered requests. Pure, in US dollars."""
 
 from __future__ import annotations
 
@@ -36,34 +23,31 @@ KINDS = ("storage", "index", "waiting", "requests", "retrieval", "disk")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicFacts:
-    """A topic's bytes now, and its requests in `period_ms` (None: not metered).
-
-    `both_bytes` of `local_bytes` are in the bucket too. A fork shares `shared_bytes` of `usage` with its source.
-    """
+    """A topic's bytes now, and its requests in `period_ms`."""
 
     topic: str
     usage: StorageUsage = field(default_factory=StorageUsage)
     local_bytes: int = 0
-    both_bytes: int = 0
+    both_bytes: int = 0  # the part of `local_bytes` that is in the bucket too
     segments: int = 0
-    shared_bytes: int = 0
-    requests: Counts | None = None
+    shared_bytes: int = 0  # the part of `usage` that a fork shares with its source
+    requests: Counts | None = None  # None: not metered
     period_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicBill:
-    """Dollars a month by kind, see the module text. `months` is the metered period in months."""
+    """Dollars a month by kind."""
 
     topic: str
-    storage: float
-    index: float
-    waiting: float
-    requests: float
-    retrieval: float
-    disk: float
-    double: float
-    months: float
+    storage: float  # segments in the bucket, by storage class; indexes and views with them
+    index: float  # manifests and manifest pages
+    waiting: float  # pending deletes
+    requests: float  # PUT, COPY, POST, LIST and GET as metered, scaled to a month
+    retrieval: float  # bytes read from classes that charge for it, as metered
+    disk: float  # the local segments
+    double: float  # the part of `disk` whose bytes are in the bucket too
+    months: float  # of the metered period
     data_bytes: int
     local_bytes: int
     both_bytes: int
@@ -77,6 +61,7 @@ class TopicBill:
 
     @property
     def idle(self) -> float:
+        """A month without any append or read."""
         return self.storage + self.index + self.waiting + self.disk
 
 

@@ -17,38 +17,25 @@ from msgspec import json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """The prices of one storage class.
-
-    | field | meaning |
-    |---|---|
-    | `storage_bands` | (GB of the band or None for the rest, dollars per GB-month) |
-    | `min_bytes` | an object is billed for at least this size, unless the class puts small objects in another one |
-    | `overhead_bytes` | billed for each object in addition |
-    | `min_days` | an object is billed for at least this time |
-    | `later_bands` | (days without a read, dollars per GB-month) of a class that moves objects by itself |
-    | `monitoring_per_1000` | price of such a class per 1000 objects and month |
-    | `monitored_min_bytes` | smaller objects are neither moved nor monitored |
-    | `transition_per_1000` | price of 1000 moves into the class by a lifecycle rule |
-    | `is_readable` | False: an object needs a restore first, so no reader here may depend on it |
-    """
+    """The prices of one storage class."""
 
     as_of: str
     region: str
     storage_class: str
-    storage_bands: tuple[tuple[float | None, float], ...]
+    storage_bands: tuple[tuple[float | None, float], ...]  # (GB of the band or None for the rest, dollars per GB-month)
     put_per_1000: float
     get_per_1000: float
     list_per_1000: float
     retrieval_per_gb: float = 0.0
     write_per_gb: float = 0.0
-    min_days: float = 0.0
-    min_bytes: int = 0
-    overhead_bytes: int = 0
-    later_bands: tuple[tuple[float, float], ...] = ()
-    monitoring_per_1000: float = 0.0
-    monitored_min_bytes: int = 0
-    transition_per_1000: float = 0.0
-    is_readable: bool = True
+    min_days: float = 0.0  # billed for at least this time
+    min_bytes: int = 0  # billed for at least this size, unless the class puts small objects in another one
+    overhead_bytes: int = 0  # billed for each object in addition
+    later_bands: tuple[tuple[float, float], ...] = ()  # (days without a read, dollars per GB-month): it moves objects
+    monitoring_per_1000: float = 0.0  # price of such a class per 1000 objects and month
+    monitored_min_bytes: int = 0  # smaller objects are neither moved nor monitored
+    transition_per_1000: float = 0.0  # price of 1000 moves into the class by a lifecycle rule
+    is_readable: bool = True  # False: an object needs a restore first, so no reader here may depend on it
     unverified: tuple[str, ...] = ()
 
 

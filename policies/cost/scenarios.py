@@ -34,19 +34,15 @@ _simulated = lru_cache(maxsize=2048)(simulate)  # the result is shared: callers 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """A topic as measured: `partitions` of one `workload` under `rules`.
-
-    New segments have class `storage_class`. `read_share` is the share of the stored bytes read in a month (1.0 = all of
-    it once). `zstd_share` is the share that compression in the bucket would leave, None if nothing was sampled.
-    """
+    """A topic as measured: `partitions` of one `workload` under `rules`."""
 
     topic: str
     partitions: int
     workload: Workload
     rules: PartitionRules
-    storage_class: str = STANDARD
-    read_share: float = 0.0
-    zstd_share: float | None = None
+    storage_class: str = STANDARD  # of new segments
+    read_share: float = 0.0  # of the stored bytes, in a month (1.0 = all of it once)
+    zstd_share: float | None = None  # that compression in the bucket would leave, None if nothing was sampled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

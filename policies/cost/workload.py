@@ -30,21 +30,15 @@ class Reads:
     """Reads of a partition: every `every_ms`, a `share` of the segments up to `oldest_ms` old (None: all).
 
     A share below 1 stands for many readers of single segments. `range_bytes` is the average size of a GET of data.
-
-    | field | meaning |
-    |---|---|
-    | `is_stream` | one reader reads everything in cells of RANGE_BYTES (`remote.fetch.read_ahead`), not `range_bytes` |
-    | `begins` | extra GETs of a stream before its read-ahead starts |
-    | `is_managers` | the manager reads: it knows the manifest, prefers the local tier, and caches each segment |
     """
 
     every_ms: int
     share: float = 1.0
     oldest_ms: int | None = None
     range_bytes: int = RANGE_BYTES
-    is_stream: bool = False
-    begins: float = 0.0
-    is_managers: bool = False
+    is_stream: bool = False  # one reader reads everything in cells of RANGE_BYTES, not `range_bytes`
+    begins: float = 0.0  # extra GETs of a stream before its read-ahead starts
+    is_managers: bool = False  # the manager reads: it knows the manifest, prefers the local tier, caches each segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,5 @@
 """Buckets of other software, read-only: partitions and segments of a layout, and the copies that count.
 
-| layout | writer | a segment counts when |
-|---|---|---|
-| ``aiven`` | Aiven's tiered-storage plugin for Kafka | its ``.rsm-manifest`` exists, which is written last |
-| ``local-tiered-storage`` | Kafka's `LocalTieredStorage` | its log, both indexes, snapshot and epochs exist |
-| ``pinterest`` | Pinterest's uploader | its log and both indexes exist |
-| ``logs`` | a Kafka broker's log directory, or a copy of one | its ``.log`` exists |
-
 docs/reference/formats.md lists the names. Keys of these segments are full keys of the store: the objects of one
 partition may have several locations. No layout has checksums: only the CRCs of the batches verify the bytes. Ids may
 begin with a dash, so names are cut by fixed widths. Sources: Aiven `ObjectKeyFactory`; kafka
@@ -73,13 +66,13 @@ ListRows = Callable[[dict[str, Finding]], list[SegmentEntry]]
 
 
 class Layout(Enum):
-    """The layout of a bucket; TIERED is this project's own."""
+    """The layout of a bucket, with its writer, and the files that make a segment count."""
 
-    TIERED = "tiered"
-    AIVEN = "aiven"
-    LOCAL_TIERED_STORAGE = "local-tiered-storage"
-    PINTEREST = "pinterest"
-    LOGS = "logs"
+    TIERED = "tiered"  # this project's own
+    AIVEN = "aiven"  # Aiven's tiered-storage plugin for Kafka; the ``.rsm-manifest``, which is written last
+    LOCAL_TIERED_STORAGE = "local-tiered-storage"  # Kafka's class; the log, both indexes, snapshot and epochs
+    PINTEREST = "pinterest"  # Pinterest's uploader; the log and both indexes
+    LOGS = "logs"  # a Kafka broker's log directory, or a copy of one; the ``.log``
 
 
 AUTO = "auto"
@@ -346,20 +339,16 @@ def external_manifests(log: MetadataLog | None) -> ExternalManifests | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFacts:
-    """A segment with all facts known. `size_bytes` is below the object's size if its end was torn.
-
-    `epochs` are pairs (epoch, start), ascending; empty if unknown. Without `has_all_epochs` they are those of the first
-    batch. `is_verified`: they are of all batches.
-    """
+    """A segment with all facts known."""
 
     segment: ExternalSegment
     next_offset: int
-    size_bytes: int
+    size_bytes: int  # below the object's size if its end was torn
     max_timestamp_ms: int | None
-    epochs: tuple[tuple[int, int], ...]
-    has_all_epochs: bool = True
+    epochs: tuple[tuple[int, int], ...]  # pairs (epoch, start), ascending; empty if unknown
+    has_all_epochs: bool = True  # False: `epochs` are those of the first batch
     is_first_epoch_read: bool = False
-    is_verified: bool = False
+    is_verified: bool = False  # `epochs` are those of all batches
 
     @property
     def base_offset(self) -> int:

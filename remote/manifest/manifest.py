@@ -134,7 +134,6 @@ class Manifest:
     Both ascend and never overlap; each page is below the first segment; an offset in a gap has no record. The sums
     below include both. Use `remote.manifest.manifest_lookup` for all entries.
 
-    - The highest offset that was ever in the bucket is `max_end_offset`, not `expired_end_offset`.
     - `expired_epochs` has no ranges for records that were never copied, when the log start offset rose over them.
     - Jobs commit without a log of their own, so `writer_id` does not identify the appender. `appender_id` is None in
       manifests of an older version.

@@ -47,12 +47,8 @@ _COPY = re.compile(
 class ManifestDiskCache:
     """Disk cache of the last manifest and the pages of one store's partitions, over restarts. Never a source of truth.
 
-    Files in ``index/`` of the cache directory, for a partition with the prefix ``orders-<topic id>/3/``:
-
-    | file | content |
-    |---|---|
-    | ``orders-<topic id>-3.head`` | the manifest object's bytes as in the bucket |
-    | ``orders-<topic id>-3-<page's ulid>.page`` | a manifest page that was read |
+    Files in ``index/`` of the cache directory, as in the bucket: ``orders-<topic id>-3.head`` is the manifest of the
+    partition ``orders-<topic id>/3/``, ``orders-<topic id>-3-<page's ulid>.page`` a page that was read.
 
     A copy of a manifest counts only if the bucket has the very same first line, with the CRC32C of the rest, under the
     same name (one small GET). Even then the search for newer manifests only starts from it. A page's bytes are compared
