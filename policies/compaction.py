@@ -35,9 +35,8 @@ last one, without a gap.
 | lost less or none, and a job wrote an entry (`made_by`) | none: entry and segment may have lost different records |
 | any, and a job erased records of an entry, or may have (`is_redacted`) | none: the segment may still have them |
 
-"Enough" means both `remote.recompaction.min.reduction.ratio` and `remote.recompaction.min.saved.bytes`.
-`PartitionSnapshot.shrunk` holds segments of about equal size that lost a record, so that none is compared twice.
-Entries are replaced whole or not at all. Nothing happens before the bucket holds all clean records
+"Enough" means both `remote.recompaction.min.reduction.ratio` and `remote.recompaction.min.saved.bytes`. Entries are
+replaced whole or not at all. Nothing happens before the bucket holds all clean records
 (`PartitionSnapshot.clean_cut`): an older record may have been removed because of a newer one that only the disk has.
 
 Cost: with the default ratio of 0.5 all uploads together stay below twice the first one. A replacement is three PUTs,

@@ -10,8 +10,8 @@ The rule needs no clock and no writer role:
    not name it. Any process may delete it, not only the writer. A grace period is not needed for safety.
 5. Only the writer of epoch E knows its next commit, so objects of epoch E itself are left alone.
 
-Manifests, boundaries, pins and probes follow other rules. An object whose name does not parse belongs to other software
-and is never touched. Source: P13 of the commit protocol (docs/explanation/commit-protocol.md).
+An object whose name does not parse belongs to other software and is never touched. Source: P13 of the commit protocol
+(docs/explanation/commit-protocol.md).
 """
 
 from __future__ import annotations

@@ -55,9 +55,9 @@ class _Known:
 class ManifestMemoryCache:
     """Cached manifests of any number of partitions. Thread safe for different partitions."""
 
-    def __init__(self, counted_ms: Callable[[], int], *, manifests_max: int = KNOWN_MAX) -> None:
-        """`counted_ms` is a monotonic clock. At most `manifests_max` manifests are cached, the most recently used."""
-        self._counted_ms, self._manifests_max = counted_ms, manifests_max
+    def __init__(self, counted_ms: Callable[[], int]) -> None:
+        """`counted_ms` is a monotonic clock. At most KNOWN_MAX manifests are cached, the most recently used."""
+        self._counted_ms = counted_ms
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
 
@@ -99,7 +99,7 @@ class ManifestMemoryCache:
             with self._lock:
                 self._known[name] = _Known(manifest, sure_ms, owner)
                 self._known.move_to_end(name)
-                while len(self._known) > self._manifests_max:
+                while len(self._known) > KNOWN_MAX:
                     self._known.popitem(last=False)
         return manifest, owner
 

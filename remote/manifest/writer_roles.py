@@ -19,20 +19,11 @@ manifests carry the writer's epoch and name. To the writer such a manifest looks
 a lost reply, and it rebases its change (`remote.manifest.commit_protocol`). Every change is a pure function of the
 manifest before it, so neither process overwrites the other's changes.
 
-| | co-writer | writer |
-|---|---|---|
-| names of new objects | the joined epoch, ULIDs of its own | the same epoch, ULIDs of its own |
-| finds N+1 of the joined epoch | applies its change to it | the same |
-| finds N+1 of a higher epoch | Fenced: its objects are of an older epoch now, orphans | Fenced |
-| unlinks entries | yes | yes |
-| deletes objects, deletes old manifests, raises the GC boundary | never | yes |
-| may treat unnamed objects of the epoch as orphans | never | only its own uploads |
-| crash before its commit | objects that no manifest names, until the next epoch | the same |
-| crash after its commit (one manifest) | all of its work | the same |
-
-The rule about orphans protects the co-writer's uploads: before their commit they are unnamed objects of the newest
-epoch (`remote.gc.orphan_search`). To fence all co-writers and delete their remains, raise the epoch; every manager does
-that at its start.
+The names of its objects have the joined epoch and ULIDs of its own. It never deletes objects or old manifests, and
+never raises the GC boundary. Before their commit its uploads are unnamed objects of the newest epoch, which only the
+process that uploaded them may treat as orphans (`remote.gc.orphan_search`). A crash leaves them until the next epoch; a
+crash after its commit (one manifest) leaves all of its work. To fence all co-writers, raise the epoch; every manager
+does that at its start.
 
 **RESUMED**: an ingest starts its epoch in one process and commits, as a co-writer, in others (`tiered.jobs.ingest`). It
 may also do what a co-writer must not do, because the epoch is its own.

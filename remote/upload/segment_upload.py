@@ -64,6 +64,7 @@ SEAL_THREADS = 3  # chunks of one segment that are compressed or encrypted concu
 SEAL_AHEAD = 2 * SEAL_THREADS
 _GROWTH = 1.05  # maximal growth by encoding, for the size of parts; zstd and a tag add far less
 LOOK_BYTES = 4 << 20  # checksummed and inspected together: less costs more calls, more does not fit the caches
+BLOCK_BYTES = PART_BYTES  # of a local file, read ahead at once
 _JOINED_BYTES = 64 << 10  # of the next part, to complete a batch that crosses the end of a part
 
 
@@ -319,13 +320,10 @@ _LOOP = _Loop()
 class FileAhead:
     """A file of `size_bytes`, read ahead for one reader; `read` is the path through the storage. Thread safe."""
 
-    def __init__(
-        self, path: str, size_bytes: int, read: Callable[[int, int], Body], *, block_bytes: int = PART_BYTES
-    ) -> None:
+    def __init__(self, path: str, size_bytes: int, read: Callable[[int, int], Body]) -> None:
         self._path = path
         self._size_bytes = size_bytes
         self._read = read
-        self._block_bytes = block_bytes
         self._lock = threading.Lock()
         self._at = -1  # number of the block in memory
         self._block: Body = b""
@@ -339,7 +337,7 @@ class FileAhead:
         end = start + length
         if self._has_failed or not 0 <= start < end <= self._size_bytes:
             return self._read(start, length)
-        first, last = start // self._block_bytes, (end - 1) // self._block_bytes
+        first, last = start // BLOCK_BYTES, (end - 1) // BLOCK_BYTES
         with self._lock:
             pieces = [self._piece(number, start, end) for number in range(first, last + 1)]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -353,7 +351,7 @@ class FileAhead:
             _LOOP.run(self._end())
 
     def _piece(self, number: int, start: int, end: int) -> Body:
-        at, block = number * self._block_bytes, self._take(number)
+        at, block = number * BLOCK_BYTES, self._take(number)
         if start <= at and at + len(block) <= end:
             return block
         return memoryview(block)[max(0, start - at) : end - at]
@@ -362,13 +360,13 @@ class FileAhead:
         if number == self._at:
             return self._block
         ahead, self._ahead = self._ahead, None
-        expected = min(self._block_bytes, self._size_bytes - number * self._block_bytes)
+        expected = min(BLOCK_BYTES, self._size_bytes - number * BLOCK_BYTES)
         block: Body | None = None
         if ahead is not None and number == self._at + 1:
             block = self._landed(ahead, expected)
-        self._block = self._read(number * self._block_bytes, expected) if block is None else block
+        self._block = self._read(number * BLOCK_BYTES, expected) if block is None else block
         self._at = number
-        if (number + 1) * self._block_bytes < self._size_bytes and not self._has_failed:
+        if (number + 1) * BLOCK_BYTES < self._size_bytes and not self._has_failed:
             self._ahead = _LOOP.run(self._fetch(number + 1))
         return self._block
 
@@ -393,11 +391,11 @@ class FileAhead:
     async def _fetch(self, number: int) -> bytes:
         import aiofiles
 
-        wanted = min(self._block_bytes, self._size_bytes - number * self._block_bytes)
+        wanted = min(BLOCK_BYTES, self._size_bytes - number * BLOCK_BYTES)
         async with self._turn:  # an unused block may still be read, and the file has one position
             if self._file is None:
                 self._file = await aiofiles.open(self._path, "rb", buffering=0)
-            await self._file.seek(number * self._block_bytes)
+            await self._file.seek(number * BLOCK_BYTES)
             return bytes(await self._file.read(wanted))
 
 

@@ -10,7 +10,7 @@
 
 Clients have timeouts and still hang: in a DNS look-up, a library's lock, an unreachable mounted file system. So the
 `Watchdog` runs each call in a daemon thread. A call that has not returned by its deadline is **abandoned**: the caller
-gets `Unavailable`, and the thread stays with the call until it returns. Beyond `abandoned_max` abandoned calls no new
+gets `Unavailable`, and the thread stays with the call until it returns. Beyond ABANDONED_MAX abandoned calls no new
 call starts. Cost per call: two thread switches, about 50 microseconds.
 
 **An abandoned call may still take effect, at any later time.** So may every call with a lost answer:
@@ -93,8 +93,7 @@ class ProgressSignal:
 class Watchdog:
     """The watchdog of one store. Thread safe. Works in a forked child, which has no threads."""
 
-    def __init__(self, *, abandoned_max: int = ABANDONED_MAX) -> None:
-        self._abandoned_max = abandoned_max
+    def __init__(self) -> None:
         self._begin()
 
     def run(self, call: Callable[[], T], limit: float | ProgressSignal, attempt: str, **facts: object) -> T:
@@ -104,7 +103,7 @@ class Watchdog:
         progress_signal = limit if isinstance(limit, ProgressSignal) else ProgressSignal(limit)
         job = _Job(call)
         with self._lock:
-            if self.abandoned >= self._abandoned_max:
+            if self.abandoned >= ABANDONED_MAX:
                 wrong = f"{attempt}, too many calls to the store do not return"
                 raise Unavailable(wrong, **facts, hanging=self.abandoned)
             worker = self._idle.pop() if self._idle else None

@@ -10,6 +10,7 @@ from local.errors import Corrupt, Unavailable
 from remote.gc.delayed_delete import collect_manifests
 from remote.gc.pins import pin_newest
 from remote.keys import manifest_key
+from remote.manifest import manifest_memory_cache
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import set_properties
 from remote.manifest.manifest_memory_cache import SURE_MS, ManifestMemoryCache
@@ -161,9 +162,10 @@ def test_a_store_without_an_answer_does_not_change_the_known_manifests() -> None
     assert watcher.look() == (newest(store), {"gets": 1})
 
 
-def test_only_the_last_used_manifests_are_known() -> None:
+def test_only_the_last_used_manifests_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest_memory_cache, "KNOWN_MAX", 2)
     store = MemoryStore()
-    known = ManifestMemoryCache(lambda: 0, manifests_max=2)
+    known = ManifestMemoryCache(lambda: 0)
     for number in range(3):
         prefix = f"orders-{'A' * 22}/{number}/"
         log = MetadataLog(store, prefix)

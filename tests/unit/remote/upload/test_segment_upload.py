@@ -8,6 +8,7 @@ import random
 import pytest
 
 from local.errors import DiskFailed
+from remote.upload import segment_upload
 from remote.upload.segment_upload import FileAhead
 
 BLOCK = 1000
@@ -33,6 +34,11 @@ class Through:
         return self.body[start : start + length]
 
 
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    monkeypatch.setattr(segment_upload, "BLOCK_BYTES", BLOCK)
+
+
 @pytest.fixture
 def through():
     return Through()
@@ -43,7 +49,7 @@ def blocks():
 
 
 def test_blocks_in_order_are_read_ahead_and_whole(path, through):
-    ahead = FileAhead(path, len(BODY), through.read, block_bytes=BLOCK)
+    ahead = FileAhead(path, len(BODY), through.read)
     found = [ahead.read(start, length) for start, length in blocks()]
     ahead.close()
     assert b"".join(found) == BODY
@@ -53,7 +59,7 @@ def test_blocks_in_order_are_read_ahead_and_whole(path, through):
 
 def test_any_range_in_any_order_reads_the_bytes_of_the_file(path, through):
     rng = random.Random(1)
-    ahead = FileAhead(path, len(BODY), through.read, block_bytes=BLOCK)
+    ahead = FileAhead(path, len(BODY), through.read)
     for _ in range(300):
         start = rng.randrange(len(BODY))
         length = rng.randrange(1, 3 * BLOCK)
@@ -63,7 +69,7 @@ def test_any_range_in_any_order_reads_the_bytes_of_the_file(path, through):
 
 @pytest.mark.parametrize("spoil", ["gone", "cut", "closed"])
 def test_bytes_that_the_file_lacks_are_read_through_the_storage(path, through, spoil):
-    ahead = FileAhead(path, len(BODY), through.read, block_bytes=BLOCK)
+    ahead = FileAhead(path, len(BODY), through.read)
     match spoil:
         case "gone":
             os.unlink(path)
@@ -80,7 +86,7 @@ def test_a_disk_error_is_raised_by_the_storage(tmp_path):
     def failing(start, length):
         raise DiskFailed("cannot read a file", cause="eio")
 
-    ahead = FileAhead(str(tmp_path / "none"), 100, failing, block_bytes=10)
+    ahead = FileAhead(str(tmp_path / "none"), 100, failing)
     with pytest.raises(DiskFailed):
         ahead.read(0, 10)
     ahead.close()
@@ -88,7 +94,7 @@ def test_a_disk_error_is_raised_by_the_storage(tmp_path):
 
 def test_closing_twice_or_without_a_read_has_no_effect(path, through):
     for reads in (0, 1, 3):
-        ahead = FileAhead(path, len(BODY), through.read, block_bytes=BLOCK)
+        ahead = FileAhead(path, len(BODY), through.read)
         for start, length in blocks()[:reads]:
             ahead.read(start, length)
         ahead.close()

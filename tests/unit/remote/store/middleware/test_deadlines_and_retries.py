@@ -11,6 +11,7 @@ import pytest
 from local.errors import NotFound, Unavailable
 from remote.store import LIST_PAGE, UploadSource, ranged_source
 from remote.store.memory_store import MemoryStore
+from remote.store.middleware import deadlines_and_retries
 from remote.store.middleware.deadlines_and_retries import (
     Deadlines,
     ProgressSignal,
@@ -105,8 +106,9 @@ def test_closing_a_store_that_hangs_returns(hanging):
     assert watchdog.abandoned == 1
 
 
-def test_threads_of_abandoned_calls_are_bounded_and_reused(hanging):
-    watchdog = Watchdog(abandoned_max=3)
+def test_threads_of_abandoned_calls_are_bounded_and_reused(hanging, monkeypatch):
+    monkeypatch.setattr(deadlines_and_retries, "ABANDONED_MAX", 3)
+    watchdog = Watchdog()
     store, patient = WatchedStore(hanging, watchdog, SHORT), WatchedStore(hanging, watchdog)
     for _ in range(3):
         with pytest.raises(Unavailable, match="no reply"):
