@@ -86,12 +86,6 @@ class PartitionRow(Struct):
 class Result(Struct, tag_field="schema_version", tag=SCHEMA_VERSION):
     """The output of a command. The last field is the list of rows."""
 
-    @classmethod
-    def declare(cls, name: str, doc: str, **fields: object) -> Callable[..., Self]:
-        """Return the struct `name` with further fields, which are given with their types."""
-        declared: Any = msgspec.defstruct(name, [*fields.items()], bases=(cls,), namespace={"__doc__": doc})
-        return declared  # type: ignore[no-any-return]
-
 
 class Work(Result):
     """Work that was done; a dry run only plans it."""

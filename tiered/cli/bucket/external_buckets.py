@@ -77,10 +77,16 @@ class _SourceLayout(Layout):
     )
 
 
-ImportPlanned = PricedWork.declare(
-    "ImportPlanned", "``tiered import --dry-run``, and an import without due segments.", partitions=list[PlannedImport]
-)
-Imported = Work.declare("Imported", "``tiered import``.", partitions=list[ImportedPartition])
+class ImportPlanned(PricedWork):
+    """``tiered import --dry-run``, and an import without due segments."""
+
+    partitions: list[PlannedImport]
+
+
+class Imported(Work):
+    """``tiered import``."""
+
+    partitions: list[ImportedPartition]
 
 
 @command("import", example="import s3://their-bucket orders --dry-run", has_progress=True)
@@ -221,7 +227,10 @@ class RemotePartition(PartitionRow):
     error: str | None
 
 
-RemoteListed = Result.declare("RemoteListed", "``tiered remote ls``.", partitions=list[RemotePartition])
+class RemoteListed(Result):
+    """``tiered remote ls``."""
+
+    partitions: list[RemotePartition]
 
 
 @click.group("remote")
@@ -305,7 +314,10 @@ class BrokerPartition(PartitionRow):
     at_risk_bytes: Annotated[int | None, number("BYTES AT RISK", format_bytes)]
 
 
-Adopted = Result.declare("Adopted", "``tiered adopt``.", partitions=list[BrokerPartition])
+class Adopted(Result):
+    """``tiered adopt``."""
+
+    partitions: list[BrokerPartition]
 
 
 @command("adopt", example="adopt /var/kafka/data orders --remote s3://my-bucket/kafka", has_progress=True)

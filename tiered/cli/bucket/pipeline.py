@@ -56,12 +56,20 @@ class PipelineUnit(Struct):
     why: Annotated[str, text("REASON")]
 
 
-PipelinePlan = Result.declare(
-    "PipelinePlan", "``tiered pipeline plan``.", is_complete=bool, dollars=float, units=list[PipelineUnit]
-)
-PipelineRun = Result.declare(
-    "PipelineRun", "``tiered pipeline run``.", job=str, is_complete=bool, units=list[PipelineUnit]
-)
+class PipelinePlan(Result):
+    """``tiered pipeline plan``."""
+
+    is_complete: bool
+    dollars: float
+    units: list[PipelineUnit]
+
+
+class PipelineRun(Result):
+    """``tiered pipeline run``."""
+
+    job: str
+    is_complete: bool
+    units: list[PipelineUnit]
 
 
 @click.group("pipeline")
@@ -241,7 +249,11 @@ class Backfilled(Result):
     files: list[ParquetFile]
 
 
-BackfillPlan = Work.declare("BackfillPlan", "``tiered backfill --dry-run``.", target=str, ranges=list[PlannedExport])
+class BackfillPlan(Work):
+    """``tiered backfill --dry-run``."""
+
+    target: str
+    ranges: list[PlannedExport]
 
 
 @command("backfill", example="backfill orders --from @-30d --to s3://my-lake/orders", has_progress=True)

@@ -48,8 +48,16 @@ class RestoredRow(PartitionRow):
     exact_from: int | None
 
 
-RestorePlanned = PricedWork.declare("RestorePlanned", "``tiered restore --dry-run``.", partitions=list[PlannedRestore])
-Restored = Work.declare("Restored", "``tiered restore``.", partitions=list[RestoredRow])
+class RestorePlanned(PricedWork):
+    """``tiered restore --dry-run``."""
+
+    partitions: list[PlannedRestore]
+
+
+class Restored(Work):
+    """``tiered restore``."""
+
+    partitions: list[RestoredRow]
 
 
 @command("restore", example="restore orders --to restored --dry-run", has_progress=True)
@@ -163,7 +171,10 @@ class ForkedPartition(PartitionRow):
     topic_id: str
 
 
-Forked = PricedWork.declare("Forked", "``tiered fork``.", partitions=list[ForkedPartition])
+class Forked(PricedWork):
+    """``tiered fork``."""
+
+    partitions: list[ForkedPartition]
 
 
 @command("fork", example="fork orders orders-before --dry-run", has_progress=True)

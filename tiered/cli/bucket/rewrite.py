@@ -82,11 +82,22 @@ class CopiedPartition(PartitionRow):
     is_complete: bool
 
 
-RewritePlanned = PricedWork.declare(
-    "RewritePlanned", "``tiered rewrite merge|recode|copy --dry-run``.", partitions=list[PlannedCopy]
-)
-Rewritten = Work.declare("Rewritten", "``tiered rewrite merge|recode``.", partitions=list[RewrittenPartition])
-Copied = Work.declare("Copied", "``tiered rewrite copy``.", partitions=list[CopiedPartition])
+class RewritePlanned(PricedWork):
+    """``tiered rewrite merge|recode|copy --dry-run``."""
+
+    partitions: list[PlannedCopy]
+
+
+class Rewritten(Work):
+    """``tiered rewrite merge|recode``."""
+
+    partitions: list[RewrittenPartition]
+
+
+class Copied(Work):
+    """``tiered rewrite copy``."""
+
+    partitions: list[CopiedPartition]
 
 
 @click.group("rewrite")
@@ -288,7 +299,10 @@ class WrappedKeys(Struct):
     sealed: Annotated[int, number("SEALED")]
 
 
-KeysRotated = Result.declare("KeysRotated", "``tiered rotate-keys``.", keys=list[WrappedKeys])
+class KeysRotated(Result):
+    """``tiered rotate-keys``."""
+
+    keys: list[WrappedKeys]
 
 
 @command("rotate-keys", example="rotate-keys orders --dry-run", has_progress=True)

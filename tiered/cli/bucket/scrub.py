@@ -183,7 +183,11 @@ class RepairRow(Struct):
     topic_id: str
 
 
-Repaired = Work.declare("Repaired", "``tiered repair``.", size_bytes=int, repairs=list[RepairRow])
+class Repaired(Work):
+    """``tiered repair``."""
+
+    size_bytes: int
+    repairs: list[RepairRow]
 
 
 @command("repair", example="repair report.json --dry-run", has_progress=True)
@@ -279,7 +283,10 @@ class OrphansListed(Result):
     orphans: list[Orphan]
 
 
-OrphansDeleted = Result.declare("OrphansDeleted", "``tiered gc --delete``.", deleted=list[Orphan])
+class OrphansDeleted(Result):
+    """``tiered gc --delete``."""
+
+    deleted: list[Orphan]
 
 
 @command("gc", example="gc --older-than 3d", has_progress=True)

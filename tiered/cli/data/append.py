@@ -60,7 +60,10 @@ class _LineForm:
         return line_reader(self.separator, self.is_empty_null, now_ms)
 
 
-Appended = Result.declare("Appended", "``tiered append``.", appended=list[AppendedRange])
+class Appended(Result):
+    """``tiered append``."""
+
+    appended: list[AppendedRange]
 
 
 @command("append", has_progress=True, example="append orders lines.txt -K :")

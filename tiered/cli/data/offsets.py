@@ -185,7 +185,11 @@ class OffsetFound(PartitionRow):
     leader_epoch: Annotated[int | None, number("EPOCH")]
 
 
-Offsets = Result.declare("Offsets", "``tiered get-offsets``.", unread=list[UnreadPartitions], offsets=list[OffsetFound])
+class Offsets(Result):
+    """``tiered get-offsets``."""
+
+    unread: list[UnreadPartitions]
+    offsets: list[OffsetFound]
 
 
 @command("get-offsets", example="get-offsets orders --time latest")
@@ -270,7 +274,10 @@ class DeletedRange(PartitionRow):
     offsets: Annotated[int, number("OFFSETS DELETED", format_count)]
 
 
-DeletedRecords = Work.declare("DeletedRecords", "``tiered delete-records``.", partitions=list[DeletedRange])
+class DeletedRecords(Work):
+    """``tiered delete-records``."""
+
+    partitions: list[DeletedRange]
 
 
 @command("delete-records", example="delete-records orders/0 --before 1000 --dry-run")
@@ -349,9 +356,11 @@ class OpenTransaction(PartitionRow):
     timestamp: Annotated[int, text("LAST RECORD", rfc3339)]
 
 
-Transactions = Result.declare(
-    "Transactions", "``tiered transactions list``.", unread=list[UnreadPartitions], transactions=list[OpenTransaction]
-)
+class Transactions(Result):
+    """``tiered transactions list``."""
+
+    unread: list[UnreadPartitions]
+    transactions: list[OpenTransaction]
 
 
 @click.group("transactions")

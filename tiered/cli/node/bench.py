@@ -74,7 +74,11 @@ class BenchRequests(RequestsSent):
     dollars: Annotated[float, number("$", format_dollars)]
 
 
-BenchPlanned = Work.declare("BenchPlanned", "``tiered bench --dry-run``.", bucket=str, requests=list[BenchRequests])
+class BenchPlanned(Work):
+    """``tiered bench --dry-run``."""
+
+    bucket: str
+    requests: list[BenchRequests]
 
 
 @command("bench", has_progress=True, example="bench --size 64MiB")

@@ -84,11 +84,22 @@ class TopicConfigs(Struct):
     configs: dict[str, str]
 
 
-ConfigExplained = Result.declare(
-    "ConfigExplained", "``tiered config explain``; one setting.", settings=list[ExplainedSetting]
-)
-ConfigLinted = Result.declare("ConfigLinted", "``tiered config lint``.", findings=list[LintFinding])
-ConfigExported = Result.declare("ConfigExported", "``tiered config export --format json``.", topics=list[TopicConfigs])
+class ConfigExplained(Result):
+    """``tiered config explain``; one setting."""
+
+    settings: list[ExplainedSetting]
+
+
+class ConfigLinted(Result):
+    """``tiered config lint``."""
+
+    findings: list[LintFinding]
+
+
+class ConfigExported(Result):
+    """``tiered config export --format json``."""
+
+    topics: list[TopicConfigs]
 
 
 def complete_setting_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -149,7 +149,10 @@ class DoctorFinding(Struct):
     code: str
 
 
-Doctor = Result.declare("Doctor", "``tiered doctor``.", findings=list[DoctorFinding])
+class Doctor(Result):
+    """``tiered doctor``."""
+
+    findings: list[DoctorFinding]
 
 
 @command("doctor", example="-C logs doctor")
@@ -215,7 +218,12 @@ class DemoBill(Struct):
     region: str
 
 
-Demo = Result.declare("Demo", "``tiered demo``.", tiers=list[DemoTier], bill=DemoBill, steps=list[DemoStep])
+class Demo(Result):
+    """``tiered demo``."""
+
+    tiers: list[DemoTier]
+    bill: DemoBill
+    steps: list[DemoStep]
 
 
 @command("demo", example="demo")

@@ -40,7 +40,10 @@ class LogDirectory(Struct):
     error: str | None
 
 
-LogDirs = Result.declare("LogDirs", "``tiered log-dirs``.", directories=list[LogDirectory])
+class LogDirs(Result):
+    """``tiered log-dirs``."""
+
+    directories: list[LogDirectory]
 
 
 def _moving(row: PlacedPartition) -> str:
@@ -67,8 +70,16 @@ class Move(PartitionRow):
     free_bytes: Annotated[int | None, number("FREE ON TARGET", format_bytes)]
 
 
-LogDirsPartitions = Result.declare("LogDirsPartitions", "``tiered log-dirs -p``.", partitions=list[PlacedPartition])
-LogDirsMove = Result.declare("LogDirsMove", "``tiered log-dirs move --dry-run``.", moves=list[Move])
+class LogDirsPartitions(Result):
+    """``tiered log-dirs -p``."""
+
+    partitions: list[PlacedPartition]
+
+
+class LogDirsMove(Result):
+    """``tiered log-dirs move --dry-run``."""
+
+    moves: list[Move]
 
 
 @command("log-dirs", cls=click.Group, invoke_without_command=True, example="log-dirs --partitions")

@@ -200,7 +200,10 @@ class AppliedPartition(Struct):
     partition: int
 
 
-PlanApplied = Result.declare("PlanApplied", "``tiered apply`` of a plan.", partitions=list[AppliedPartition])
+class PlanApplied(Result):
+    """``tiered apply`` of a plan."""
+
+    partitions: list[AppliedPartition]
 
 
 @command("apply", has_progress=True, example="apply plan.json --dry-run")
@@ -314,7 +317,10 @@ class AdvisedStep(Struct):
     parts: int
 
 
-AdviceApplied = Work.declare("AdviceApplied", "``tiered apply`` of advice.", steps=list[AdvisedStep])
+class AdviceApplied(Work):
+    """``tiered apply`` of advice."""
+
+    steps: list[AdvisedStep]
 
 
 def _apply_steps(session: Session, saved: SavedPlan, output: str) -> int:

@@ -60,7 +60,10 @@ class VerifiedRemote(Result):
     findings: list[VerifyFinding]
 
 
-Verified = Result.declare("Verified", "``tiered verify``.", findings=list[VerifyFinding])
+class Verified(Result):
+    """``tiered verify``."""
+
+    findings: list[VerifyFinding]
 
 
 @command("verify", has_progress=True, example="verify orders --deep")

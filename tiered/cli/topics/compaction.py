@@ -77,10 +77,17 @@ class CleanerGauge(Struct):
     value: Annotated[float | None, number("VALUE")]
 
 
-CompactionStatus = Result.declare(
-    "CompactionStatus", "``tiered compaction status``.", unread=list[UnreadPartitions], partitions=list[CleaningState]
-)
-CompactionRuns = Result.declare("CompactionRuns", "``tiered compaction status --runs N``.", runs=list[CleaningRun])
+class CompactionStatus(Result):
+    """``tiered compaction status``."""
+
+    unread: list[UnreadPartitions]
+    partitions: list[CleaningState]
+
+
+class CompactionRuns(Result):
+    """``tiered compaction status --runs N``."""
+
+    runs: list[CleaningRun]
 
 
 class CompactionMetrics(Result):
@@ -103,7 +110,10 @@ class CleaningAdvice(Struct):
     text: _Advice
 
 
-CompactionAdvice = Result.declare("CompactionAdvice", "``tiered compaction advise``.", advice=list[CleaningAdvice])
+class CompactionAdvice(Result):
+    """``tiered compaction advise``."""
+
+    advice: list[CleaningAdvice]
 
 
 @click.group("compaction")
@@ -208,10 +218,29 @@ class PlannedView(PartitionRow):
     size_bytes: Annotated[int, number("BYTES", format_bytes)]
 
 
-Views = Result.declare("Views", "``tiered view status``.", unread=list[UnreadPartitions], views=list[View])
-ViewsToDrop = Work.declare("ViewsToDrop", "``tiered view drop --dry-run``.", views=list[View])
-ViewsBuilt = Work.declare("ViewsBuilt", "``tiered view build``.", partitions=list[View])
-ViewsPlanned = Work.declare("ViewsPlanned", "``tiered view build --dry-run``.", partitions=list[PlannedView])
+class Views(Result):
+    """``tiered view status``."""
+
+    unread: list[UnreadPartitions]
+    views: list[View]
+
+
+class ViewsToDrop(Work):
+    """``tiered view drop --dry-run``."""
+
+    views: list[View]
+
+
+class ViewsBuilt(Work):
+    """``tiered view build``."""
+
+    partitions: list[View]
+
+
+class ViewsPlanned(Work):
+    """``tiered view build --dry-run``."""
+
+    partitions: list[PlannedView]
 
 
 _NAME = option("--name NAME", "Choose the view of the topic.", default=NAME)
@@ -409,22 +438,30 @@ class BucketCompactionPlan(PartitionRow):
     dollars: Annotated[float, number("$ ESTIMATE", format_dollars)]
 
 
-Compacted = Work.declare("Compacted", "``tiered compact``.", partitions=list[CompactedPartition])
+class Compacted(Work):
+    """``tiered compact``."""
+
+    partitions: list[CompactedPartition]
 
 
-CompactEstimated = Work.declare(
-    "CompactEstimated", "``tiered compact --dry-run``.", partitions=list[EstimatedPartition]
-)
+class CompactEstimated(Work):
+    """``tiered compact --dry-run``."""
+
+    partitions: list[EstimatedPartition]
 
 
-BucketCompacted = Work.declare(
-    "BucketCompacted", "``tiered compact --bucket``.", job=str, partitions=list[BucketCompactedPartition]
-)
+class BucketCompacted(Work):
+    """``tiered compact --bucket``."""
+
+    job: str
+    partitions: list[BucketCompactedPartition]
 
 
-BucketCompactPlanned = Work.declare(
-    "BucketCompactPlanned", "``tiered compact --bucket --dry-run``.", job=str, partitions=list[BucketCompactionPlan]
-)
+class BucketCompactPlanned(Work):
+    """``tiered compact --bucket --dry-run``."""
+
+    job: str
+    partitions: list[BucketCompactionPlan]
 
 
 @command("compact", example="compact orders --dry-run", has_progress=True)

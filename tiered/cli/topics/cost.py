@@ -89,9 +89,12 @@ class CostShow(Result):
     topics: list[TopicCost]
 
 
-CostAdvise = Result.declare(
-    "CostAdvise", "``tiered cost advise``.", prices=PricesUsed, unread=list[UnreadPartitions], advice=list[Advice]
-)
+class CostAdvise(Result):
+    """``tiered cost advise``."""
+
+    prices: PricesUsed
+    unread: list[UnreadPartitions]
+    advice: list[Advice]
 
 
 @click.group("cost")

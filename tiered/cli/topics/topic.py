@@ -70,9 +70,11 @@ class Topics(Result):
     topics: list[ListedTopic]
 
 
-TopicSettings = Result.declare(
-    "TopicSettings", "``tiered topic describe --settings``.", topic=str, settings=list[EffectiveSetting]
-)
+class TopicSettings(Result):
+    """``tiered topic describe --settings``."""
+
+    topic: str
+    settings: list[EffectiveSetting]
 
 
 class DescribedTopic(Result):
@@ -409,9 +411,10 @@ class PausedTopic(Struct):
     paused_since_ms: int | None
 
 
-Paused = Result.declare(
-    "Paused", "``tiered pause`` and ``tiered resume``: the topics that are paused now.", paused=list[PausedTopic]
-)
+class Paused(Result):
+    """``tiered pause`` and ``tiered resume``: the topics that are paused now."""
+
+    paused: list[PausedTopic]
 
 
 @command("pause", example="pause orders --reason 'the bucket moves'")
