@@ -102,7 +102,7 @@ class Machine:
         for held in self.manager.partitions.all() if self.manager is not None else ():
             before, after = self.states.get(held, after_open(held)), held.tier_state
             assert after in reachable({before}), f"{self.name} moved from {before.name} to {after.name}"
-            assert (held.fatal_error is not None) is (held.tier.state in STOPPED), "a state contradicts its error"
+            assert (held.tier.error is not None) is (held.tier.state in STOPPED), "a state contradicts its error"
             if held.is_writer:
                 assert held.metadata is not None
                 assert held.metadata.state is WriterState.WRITER, f"{after.name} without the writer role"

@@ -412,7 +412,7 @@ def _of_manifest(held: Partition) -> Iterator[Finding]:
         yield finding(
             "index.unsealed", where, next_step=f"upgrade all readers, then: tiered rotate-keys {manifest.topic}"
         )
-    if held.fatal_error is None and held.log.size_bytes and held.log.next_offset < manifest.allocated_end_offset:
+    if held.tier.error is None and held.log.size_bytes and held.log.next_offset < manifest.allocated_end_offset:
         yield _behind(held, manifest)
     size_bytes = size_of(manifest)
     if size_bytes > MANIFEST_BYTES_LARGE:

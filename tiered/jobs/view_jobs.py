@@ -124,8 +124,8 @@ def drop_views(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, now
     held = _with_view(manager, topic, name)
     for each in held:
         # The store may hang here: under the partition's lock all changes of its disk would wait.
-        if each.fatal_error is not None:
-            raise each.fatal_error
+        if each.tier.error is not None:
+            raise each.tier.error
         if each.metadata is not None and _has_in_bucket(each, name):
             each.metadata.commit(drop_from_manifest(name, now_ms=now_ms), now_ms)
         with each.lock:  # a move copies the catalog

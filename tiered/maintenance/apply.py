@@ -50,14 +50,7 @@ from policies.snapshot import PartitionSnapshot
 from remote.gc.delayed_delete import collect_manifests, delete_due_objects, delete_due_pages
 from remote.manifest.manifest_changes import expire_pages, expire_segments
 from remote.manifest.manifest_page import Rows
-from tiered.maintenance.upload_and_commit import (
-    Application,
-    Applied,
-    advance_entries,
-    copy_in_groups,
-    copy_in_one_commit,
-    replace_remote,
-)
+from tiered.maintenance.upload_and_commit import Application, Applied, advance_entries, copy_segments, replace_remote
 from tiered.partition.partition import Partition, disable_tier_of
 from tiered.partition.tier_state import TierAction
 from tiered.views.view_building import ViewWork, build_view
@@ -70,6 +63,8 @@ Effect = Callable[[Application, Sequence[Decision]], None]
 UPLOADS = (CopySegment, ReplaceRemote, AdvanceCleanedOffset)
 SENDING = (*UPLOADS, BuildView)
 PAUSED = (CopySegment, ReplaceRemote, BuildView)  # not done while uploads are paused
+ON_DISK = (RollActive, CleanLog, DropLocal)
+ON_UNLINKED = (DeletePending, DeletePage, CollectManifests)  # earlier commits unlinked them: need no other decision
 ENDING = (AdvanceLogStart, DeletePending, DeletePage)  # irreversible, and decided by the settings
 
 
@@ -228,15 +223,6 @@ def _clean(state: Application, decision: CleanLog) -> bool:
     return result is not None
 
 
-def _copy(state: Application, run: Sequence[Any]) -> None:
-    if state.partition.rules.cleanup_compact:
-        state.record(run, copy_in_one_commit(state, run))
-        return
-    before = len(state.applied.done)
-    copy_in_groups(state, run)
-    state.record(run[len(state.applied.done) - before :], [])
-
-
 def _disable(state: Application, decision: DisableTier) -> bool:
     return disable_tier_of(state.partition, state.where, decision.offset, now_ms=state.now_ms)
 
@@ -254,11 +240,9 @@ def _drop(state: Application, decision: DropLocal) -> bool:
         is_wanted = info is None or any(base < info.next_offset for base in snapshot.copying)
         if info is None or is_wanted or not snapshot.has_safe_copy(info):
             return False
+        delay_ms, is_local = partition.rules.file_delete_delay_ms, not snapshot.is_tiered
         dropped = partition.log.drop_before(
-            info.next_offset,
-            now_ms=state.now_ms,
-            delay_ms=partition.rules.file_delete_delay_ms,
-            raises_log_start=not snapshot.is_tiered,
+            info.next_offset, now_ms=state.now_ms, delay_ms=delay_ms, raises_log_start=is_local
         )
         return dropped > 0
 
@@ -358,7 +342,7 @@ _EFFECTS: dict[type[Decision], tuple[TierAction | None, Effect]] = {
     BuildView: (None, _one_by_one(_build_view)),
     DisableTier: (None, _one_by_one(_disable)),
     CleanLog: (TierAction.CLEAN, _one_by_one(_clean)),
-    CopySegment: (TierAction.UPLOAD, _copy),
+    CopySegment: (TierAction.UPLOAD, copy_segments),
     ReplaceRemote: (TierAction.UPLOAD, _one_by_one(replace_remote)),
     AdvanceCleanedOffset: (TierAction.UPLOAD, _in_one_step(advance_entries)),
     DropLocal: (TierAction.DROP, _one_by_one(_drop)),

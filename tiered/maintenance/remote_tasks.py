@@ -47,23 +47,12 @@ from typing import Generic, TypeVar
 
 from local.errors import LogError
 from local.names import TopicPartition
-from policies.decisions import (
-    AdvanceCleanedOffset,
-    CleanLog,
-    CollectManifests,
-    CopySegment,
-    Decision,
-    DeletePage,
-    DeletePending,
-    DropLocal,
-    ReplaceRemote,
-    RollActive,
-)
+from policies.decisions import AdvanceCleanedOffset, CleanLog, CopySegment, Decision, ReplaceRemote, RollActive
 from policies.plan import plan_partition
 from policies.retention import page_to_know
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import completes_commit
-from tiered.maintenance.apply import SENDING, apply_in_task
+from tiered.maintenance.apply import ON_DISK, ON_UNLINKED, SENDING, apply_in_task
 from tiered.maintenance.upload_and_commit import Application
 from tiered.partition.partition import Partition
 from tiered.partition.partition_table import PartitionTable
@@ -71,9 +60,6 @@ from tiered.topics.topic_admin import TopicDeletion
 
 _log = logging.getLogger(__name__)
 
-ON_DISK = (RollActive, CleanLog, DropLocal)
-# Their objects were unlinked by earlier commits: no other decision of a plan has to come before them.
-_ON_UNLINKED = (DeletePending, DeletePage, CollectManifests)
 _Key = TopicPartition | None  # None: the remains of deleted topics
 K = TypeVar("K", bound=Hashable)
 
@@ -269,7 +255,7 @@ def has_upload(planned: Sequence[Decision]) -> bool:
 def decisions_without_uploads(planned: Sequence[Decision]) -> list[Decision]:
     """The decisions that send requests and wait for no upload."""
     if any(isinstance(each, SENDING) and not isinstance(each, CopySegment) for each in planned):
-        return [each for each in planned if isinstance(each, _ON_UNLINKED)]
+        return [each for each in planned if isinstance(each, ON_UNLINKED)]
     return [each for each in planned if not isinstance(each, (*ON_DISK, *SENDING))]
 
 

@@ -29,6 +29,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from local.cleaner.cleaner_history import CleaningFigures
 from local.errors import Conflict, LogError, NotFound, Unavailable
@@ -42,13 +43,7 @@ from policies.tiering import completes_commit
 from remote.gc.object_deletion import DeleteReason, delete_objects
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
-from remote.manifest.manifest_changes import (
-    Change,
-    add_segments,
-    advance_cleaned_offset,
-    replace_segments,
-    unlink_uploads,
-)
+from remote.manifest.manifest_changes import add_segments, advance_cleaned_offset, replace_segments, unlink_uploads
 from remote.manifest.page_out import keys_of
 from remote.segment_entry import SegmentEntry
 from remote.upload.segment_upload import copy_segment
@@ -94,6 +89,15 @@ class Application:
         self.applied.skipped += [decision for decision in run if id(decision) not in known]
         for decision in done:
             _log.info("applied: partition=%s decision=%s", self.partition.name, decision)
+
+
+def copy_segments(state: Application, run: Sequence[Any]) -> None:
+    if state.partition.rules.cleanup_compact:
+        state.record(run, copy_in_one_commit(state, run))
+        return
+    before = len(state.applied.done)
+    copy_in_groups(state, run)
+    state.record(run[len(state.applied.done) - before :], [])
 
 
 def copy_in_groups(state: Application, run: Sequence[CopySegment]) -> None:
@@ -267,7 +271,7 @@ class _CommitContext:
         partition.uploads.add(segment, manifest.epoch, entry)
         return entry
 
-    def commit(self, change: Change, infos: Collection[SegmentInfo]) -> None:
+    def commit(self, change: Callable[[Manifest], Manifest], infos: Collection[SegmentInfo]) -> None:
         partition, epoch = self.partition, self.manifest.epoch
         used = {partition.log.segment(info.base_offset) for info in infos}
         with partition.uploads.committing(used, epoch) as retired:

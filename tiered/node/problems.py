@@ -179,10 +179,8 @@ def step_of(kind: str, facts: Mapping[str, object]) -> str:
             return f"add the key {key} to the key ring, {_KEY_RING}: {_HOW_TO}/encrypt-the-bucket.md"
         case "Unavailable":
             where = facts.get("endpoint") or facts.get("store") or "the endpoint of url in [remote]"
-            return (
-                f"check that {where} replies from this machine, every maintenance round retries: "
-                f"{_RUNBOOKS}/store-fails.md"
-            )
+            words = f"check that {where} replies from this machine, every maintenance round retries"
+            return f"{words}: {_RUNBOOKS}/store-fails.md"
         case "AccessDenied" if facts.get("cause") in _OF_DISK:
             return f"run as the owner of {_path(facts)}"
         case "AccessDenied":

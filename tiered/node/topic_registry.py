@@ -79,16 +79,11 @@ class TopicRegistry:
     def check_new(self, topic: Topic) -> None:
         check_topic(topic.name)
         if topic.name in self._topics:
-            raise InvalidRequest(
-                "cannot create the topic, it already exists: 'tiered topic alter' changes its settings",
-                topic=topic.name,
-            )
+            wrong = "cannot create the topic, it already exists: 'tiered topic alter' changes its settings"
+            raise InvalidRequest(wrong, topic=topic.name)
         if not 1 <= topic.partition_count <= PARTITIONS_MAX:
-            raise InvalidRequest(
-                f"cannot create the topic, the number of partitions is not in 1..{PARTITIONS_MAX}",
-                topic=topic.name,
-                partitions=topic.partition_count,
-            )
+            wrong = f"cannot create the topic, the number of partitions is not in 1..{PARTITIONS_MAX}"
+            raise InvalidRequest(wrong, topic=topic.name, partitions=topic.partition_count)
 
     def add(self, *topics: Topic) -> None:
         """Add all of these topics or none, durable on return. Raises as `check_new`."""

@@ -124,9 +124,8 @@ def paused_topics(places: Places) -> dict[str, Pause]:
 
 def _mark(now_ms: int, reason: str) -> _Paused:
     if len(reason) > REASON_LENGTH_MAX:
-        raise InvalidRequest(
-            f"cannot pause uploads, the reason has more than {REASON_LENGTH_MAX} characters", length=len(reason)
-        )
+        wrong = f"cannot pause uploads, the reason has more than {REASON_LENGTH_MAX} characters"
+        raise InvalidRequest(wrong, length=len(reason))
     return _Paused(since_ms=now_ms, reason=" ".join(reason.split()))
 
 
@@ -151,10 +150,8 @@ def _without_pauses(file: _File | None, topics: Sequence[Topic] | None, registry
     if topics is None:
         return _NOTHING
     if file is None or file.all is not None:
-        raise InvalidRequest(
-            "cannot resume uploads of some topics while the uploads of all are paused: 'tiered resume' resumes all",
-            topics=",".join(topic.name for topic in topics),
-        )
+        wrong = "cannot resume uploads of some topics while the uploads of all are paused: 'tiered resume' resumes all"
+        raise InvalidRequest(wrong, topics=",".join(topic.name for topic in topics))
     remaining = {topic.topic_id for topic in registry.all()} - {topic.topic_id for topic in topics}
     marks = {topic_id: mark for topic_id, mark in file.topics.items() if topic_id in remaining}
     return msgspec.structs.replace(file, topics=marks)
@@ -201,10 +198,8 @@ def _lock(places: Places) -> StorageFile:
         try:
             return storage.lock(join(root, LOCK))
         except Conflict:
-            raise Conflict(
-                "cannot change the upload pauses, another process is changing them; run the command again",
-                directory=root,
-            ) from None
+            wrong = "cannot change the upload pauses, another process is changing them; run the command again"
+            raise Conflict(wrong, directory=root) from None
         except (DiskFailed, AccessDenied, NotFound) as error:
             failed = error
     assert failed is not None, "a node has a log directory"

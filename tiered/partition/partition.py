@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from local.errors import Diverged, Fenced, LogError, NotFound, RemoteLost, Unavailable
+from local.errors import DiskFailed, Diverged, Fenced, LogError, NotFound, RemoteLost, Unavailable
 from local.facts import SegmentInfo
 from local.lock_ranks import LockRank, ranked_lock
 from local.log import Log
 from local.logdirs.log_dir import LogDirectory
+from local.logdirs.log_dirs import LogDirectories
 from local.names import TopicPartition
 from policies.rules import PartitionRules, Pause
 from policies.snapshot import Coverage, PartitionFigures, PartitionSnapshot
@@ -29,16 +30,7 @@ from tiered.config.clock_guard import JUMP_MS, counted_ms
 from tiered.config.properties import DELETE_ON_DISABLE, parse
 from tiered.node.topic_registry import Topic
 from tiered.node.upload_pause import UploadPauses
-from tiered.partition.tier_state import (
-    PERMISSIONS,
-    WRITING,
-    Permission,
-    TierAction,
-    TierMachine,
-    TierState,
-    Uploads,
-    seen_by,
-)
+from tiered.partition.tier_state import PERMISSIONS, WRITING, Permission, TierAction, TierMachine, TierState, Uploads
 from tiered.read.partition_source import PartitionSource
 from tiered.read.view_places import LocalViews
 
@@ -117,8 +109,7 @@ class Partition:
     def tier_state(self) -> TierState:
         """The state of the remote tier at this moment, with the facts of the commit protocol."""
         metadata, manifest = self.metadata, self.manifest()
-        return seen_by(
-            self.tier.state,
+        return self.tier.seen(
             is_fenced=metadata is not None and metadata.state is WriterState.FENCED,
             has_commit_in_doubt=self.has_commit_in_doubt,
             is_disabled=manifest is not None
@@ -138,11 +129,6 @@ class Partition:
     def is_deleted(self) -> bool:
         """Whether its topic was deleted. Ask under `lock`, and again after each wait."""
         return self.tier.state is TierState.DELETED
-
-    @property
-    def fatal_error(self) -> LogError | None:
-        """The error that forbids all changes (such as Fenced, Diverged, RemoteLost); else None."""
-        return self.tier.error
 
     def allows(self, action: TierAction) -> bool:
         state = self.tier_state
@@ -188,7 +174,7 @@ class Partition:
 
     def reconciled_manifest(self) -> Manifest | None:
         """As `manifest`, but None if it is not true of this disk: a diverged or fenced log, or a lost bucket."""
-        return None if isinstance(self.fatal_error, (Diverged, Fenced, RemoteLost)) else self.manifest()
+        return None if isinstance(self.tier.error, (Diverged, Fenced, RemoteLost)) else self.manifest()
 
     @property
     def has_commit_in_doubt(self) -> bool:
@@ -344,6 +330,16 @@ class Partition:
 def coverage(manifest: Manifest) -> Coverage:
     entries = [(entry.base_offset, entry.next_offset) for entry in manifest.segments]
     return Coverage.of([*entries, *(each for page in manifest.pages for each in page.ranges())])
+
+
+def check_room(directories: LogDirectories, partition: TopicPartition, least_bytes: int) -> None:
+    """Raise DiskFailed (enospc) if the partition's log directory has less than `least_bytes` free."""
+    directory = directories.of(partition)
+    space = directory.storage.space(directory.root)
+    if space is not None and space.free_bytes < least_bytes:
+        facts = {"directory": directory.root, "free_bytes": space.free_bytes, "least_bytes": least_bytes}
+        wrong = "cannot append, the disk is nearly full; a retry may succeed"
+        raise DiskFailed(wrong, partition=partition, **facts, cause="enospc")
 
 
 def is_tier_disabled(topic: Topic, values: Mapping[str, str]) -> bool:

@@ -22,17 +22,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
-from local.errors import (
-    AccessDenied,
-    Conflict,
-    DiskFailed,
-    Diverged,
-    Fenced,
-    InvalidRequest,
-    LogError,
-    NotFound,
-    Unavailable,
-)
+from local.errors import AccessDenied, Conflict, Diverged, Fenced, InvalidRequest, LogError, NotFound, Unavailable
 from local.log.producer_state import ProducerState
 from local.logdirs.log_dirs import LogDirectories
 from local.names import TopicPartition
@@ -58,7 +48,7 @@ from tiered.config.secrets import load_key_ring
 from tiered.node.topic_registry import Topic
 from tiered.node.upload_pause import UploadPauses
 from tiered.node.writer_ids import DELETION, new_writer_id, node_mark
-from tiered.partition.partition import ENABLE, Partition, is_tier_disabled
+from tiered.partition.partition import ENABLE, Partition, check_room, is_tier_disabled
 from tiered.partition.reconciliation import check_agreement, check_same_records, emptied, fenced_before, reconcile
 from tiered.partition.tier_state import TierMachine
 from tiered.read.partition_source import PartitionSource
@@ -209,14 +199,9 @@ class Opener:
             raise InvalidRequest("cannot open the partition, its topic id differs", partition=name, topic_id=known)
         is_tiered = topic.was_tiered or wants_tier(values)
         log = self._directories.open_log(name, settings, now_ms=now_ms, is_tiered=is_tiered)
+        tier, encoding = TierMachine(is_tiered=is_tiered), encoding_of(values, self._keys)
         held = Partition(
-            name=name,
-            topic=topic,
-            rules=rules,
-            log=log,
-            tier=TierMachine(is_tiered=is_tiered),
-            object_encoding=encoding_of(values, self._keys),
-            pauses=self.pauses,
+            name=name, topic=topic, rules=rules, log=log, tier=tier, object_encoding=encoding, pauses=self.pauses
         )
         held.local_views = LocalViews(log, self.cache)
         held.local_views.open(now_ms)
@@ -268,10 +253,8 @@ class Opener:
                 held.tier.stop(error)  # the bucket accepts this writer's commits: a problem of this partition
             case Unavailable():
                 pass
-            case _ if self.store is not None:
+            case _ if self.store is not None:  # without one the disk serves on, unless it notes that its log is fenced
                 held.tier.stop(error)
-            case _:
-                pass  # no store is configured: the disk serves on, unless it notes that another writer fenced this log
         return error
 
     def remember_fencing(self, held: Partition, error: LogError) -> None:
@@ -342,11 +325,8 @@ class Opener:
                 _warn_of_older_bucket(held, known)
         bucket = PartitionSource(held.name, None, held.remote, held.metadata)
         is_unconfirmed = held.log.notes.unconfirmed_from is not None
-        was_behind = (
-            known is not None
-            and held.end_offset_at_open is not None
-            and held.end_offset_at_open < known.allocated_end_offset
-        )
+        ended_at = held.end_offset_at_open
+        was_behind = known is not None and ended_at is not None and ended_at < known.allocated_end_offset
         if known is not None and (was_behind or is_unconfirmed):
             check_same_records(held, bucket, known, is_unconfirmed=is_unconfirmed)
         manifest = self._become_writer(held, held.metadata, known, now_ms)
@@ -431,16 +411,6 @@ def _warn_of_older_bucket(held: Partition, manifest: Manifest) -> None:
 def _is_deleted(held: Partition) -> bool:
     """As `Partition.is_deleted`; a function, because mypy assumes that a property does not change."""
     return held.is_deleted
-
-
-def check_room(directories: LogDirectories, partition: TopicPartition, least_bytes: int) -> None:
-    """Raise DiskFailed (enospc) if the partition's log directory has less than `least_bytes` free."""
-    directory = directories.of(partition)
-    space = directory.storage.space(directory.root)
-    if space is not None and space.free_bytes < least_bytes:
-        facts = {"directory": directory.root, "free_bytes": space.free_bytes, "least_bytes": least_bytes}
-        wrong = "cannot append, the disk is nearly full; a retry may succeed"
-        raise DiskFailed(wrong, partition=partition, **facts, cause="enospc")
 
 
 def wants_tier(values: Mapping[str, str]) -> bool:

@@ -3,7 +3,7 @@
 docs/explanation/partition-state.md shows the tables: `TRANSITIONS` (an event that it does not list for the present
 state is a defect), and `PERMISSIONS`, with one more fact for `CHECKED` cells. The commit protocol
 (`remote.manifest.commit_protocol`) may learn in any thread that a commit is in doubt, another writer took over, or the
-tier is disabled in the manifest. `seen_by` derives IN_DOUBT, FENCED and DISABLED from WRITER when the state is read.
+tier is disabled in the manifest. `TierMachine.seen` derives IN_DOUBT, FENCED and DISABLED from WRITER at each read.
 """
 
 from __future__ import annotations
@@ -107,17 +107,6 @@ def next_state(state: TierState, event: TierEvent) -> TierState:
     return TRANSITIONS[state, event]
 
 
-def seen_by(state: TierState, *, is_fenced: bool, has_commit_in_doubt: bool, is_disabled: bool) -> TierState:
-    """The state with the facts of the commit protocol: a writer may be fenced, in doubt, or disabled."""
-    if state is not TierState.WRITER:
-        return state
-    if is_fenced:
-        return TierState.FENCED
-    if has_commit_in_doubt:
-        return TierState.IN_DOUBT
-    return TierState.DISABLED if is_disabled else TierState.WRITER
-
-
 class TierMachine:
     """Owns the state of one partition's tier. Thread safe.
 
@@ -130,6 +119,16 @@ class TierMachine:
         self.is_tiered = is_tiered
         self.has_agreed = False
         self._lock = threading.Lock()
+
+    def seen(self, *, is_fenced: bool, has_commit_in_doubt: bool, is_disabled: bool) -> TierState:
+        """The state with the facts of the commit protocol: a writer may be fenced, in doubt, or disabled."""
+        if (state := self.state) is not TierState.WRITER:
+            return state
+        if is_fenced:
+            return TierState.FENCED
+        if has_commit_in_doubt:
+            return TierState.IN_DOUBT
+        return TierState.DISABLED if is_disabled else TierState.WRITER
 
     def set_tiered(self, is_tiered: bool) -> None:
         self._move(TierEvent.TIERED if is_tiered else TierEvent.UNTIERED)

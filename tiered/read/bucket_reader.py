@@ -198,9 +198,8 @@ class RemoteLog(Readable, AbstractContextManager["RemoteLog"]):
             wrong = "several topics in the bucket have this name: choose one with --topic-id or topic_ids"
             raise InvalidRequest(wrong, topic=topic, topic_ids=",".join(ids))
         if selected not in ids:
-            raise NotFound(
-                "no topic in the bucket has this id", topic=topic, topic_id=selected, there_are=",".join(ids)
-            )
+            wrong = "no topic in the bucket has this id"
+            raise NotFound(wrong, topic=topic, topic_id=selected, there_are=",".join(ids))
         return selected
 
     def _living_ids(self, topic: str) -> list[str]:

@@ -140,9 +140,8 @@ class PartitionSource:
         if manifest is not None and offset < manifest.log_start_offset:
             return out_of_range(self.partition, offset, manifest.log_start_offset, self.next_offset())
         if manifest is not None and self.ask_of(manifest, lambda index: index.holds(entry)):
-            return Corrupt(
-                "cannot read a remote segment, its object is missing", partition=self.partition, object=entry.data_key
-            )
+            wrong = "cannot read a remote segment, its object is missing"
+            return Corrupt(wrong, partition=self.partition, object=entry.data_key)
         return NotFound("cannot read a remote segment, it was replaced; read again", object=entry.data_key)
 
     def unseen(self, offset: int) -> LogError:
@@ -252,13 +251,8 @@ def _entries_with_aborted(index: MetadataIndex, start: int, end: int | None) -> 
 
 
 def out_of_range(partition: TopicPartition, offset: int, first: int, next_offset: int) -> OffsetOutOfRange:
-    return OffsetOutOfRange(
-        "cannot read, the offset is out of range",
-        partition=partition,
-        offset=offset,
-        first_offset=first,
-        next_offset=next_offset,
-    )
+    facts = {"offset": offset, "first_offset": first, "next_offset": next_offset}
+    return OffsetOutOfRange("cannot read, the offset is out of range", partition=partition, **facts)
 
 
 class Readable(ABC):

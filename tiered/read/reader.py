@@ -491,12 +491,9 @@ class _Below:
     def _checked(self, found: _Found) -> _Found:
         view = found.view
         if self._start < view.start_offset:
-            raise OffsetOutOfRange(
-                "cannot read the compacted view, the offset is out of range",
-                partition=self._source.partition,
-                offset=self._start,
-                first_offset=view.start_offset,
-            )
+            facts = {"offset": self._start, "first_offset": view.start_offset}
+            wrong = "cannot read the compacted view, the offset is out of range"
+            raise OffsetOutOfRange(wrong, partition=self._source.partition, **facts)
         is_within = self._end is not None and self._end <= view.horizon_offset
         if not is_within and self._start < self._source.start_offset():
             _check_gap(self._source, view)

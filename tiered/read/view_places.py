@@ -326,11 +326,8 @@ class LocalViews:
             storage, directory = self._log.place
             storage.sync_directory(directory)
             self.files.delete(sorted(due - in_use))
-            self.commit(
-                lambda known: replace(
-                    known, pending_deletes=tuple(e for e in known.pending_deletes if e.key not in due)
-                )
-            )
+            waiting = tuple(each for each in catalog.pending_deletes if each.key not in due)
+            self.commit(lambda known: replace(known, pending_deletes=waiting))
             self._since_ms = {key: since for key, since in self._since_ms.items() if key not in due}
             return len(due)
 

@@ -87,12 +87,8 @@ def with_key_of(settings: Mapping[str, str], entries: Iterable[SegmentEntry]) ->
 
 def encoding_of_settings(settings: Mapping[str, str]) -> EncodingChoice:
     said = object_encoding({**settings, KEY_ID: ""}, NO_KEYS)
-    return EncodingChoice(
-        codec=CODECS[said.codec],
-        key_id=settings.get(KEY_ID) or None,
-        storage_class=said.storage_class,
-        level=said.level,
-    )
+    codec, key_id = CODECS[said.codec], settings.get(KEY_ID) or None
+    return EncodingChoice(codec=codec, key_id=key_id, storage_class=said.storage_class, level=said.level)
 
 
 def encoding_of_entry(entry: SegmentEntry, settings: Mapping[str, str] = _NOTHING) -> EncodingChoice:

@@ -74,12 +74,7 @@ class PersistentMeter(MeteredStore):
     """A `MeteredStore` with persistent counts. Thread safe."""
 
     def __init__(
-        self,
-        inner: ObjectStore,
-        place: Callable[[], tuple[Storage, str]],
-        now_ms: int,
-        *,
-        read_only: bool = False,
+        self, inner: ObjectStore, place: Callable[[], tuple[Storage, str]], now_ms: int, *, read_only: bool = False
     ) -> None:
         """`place` returns the directory for the file; `read_only` writes nothing."""
         super().__init__(inner)
@@ -162,13 +157,8 @@ def added(history: RequestHistory, more: Mapping[str, RequestCounts], now_ms: in
                 starts = [_start_of(known) for known, each in known_months.items() if topic in each]
                 begun[topic] = max([since_ms, *(starts[:1] if starts or not known_months else [now_ms])])
     months = dict(sorted({**months, name: month}.items())[-MONTHS_MAX:])
-    return RequestHistory(
-        url=history.url,
-        since_ms=max(since_ms, _start_of(next(iter(months)))),
-        upto_ms=max(history.upto_ms, now_ms),
-        months=months,
-        begun=begun,
-    )
+    since_ms, upto_ms = max(since_ms, _start_of(next(iter(months)))), max(history.upto_ms, now_ms)
+    return RequestHistory(url=history.url, since_ms=since_ms, upto_ms=upto_ms, months=months, begun=begun)
 
 
 def month_of(now_ms: int) -> str:

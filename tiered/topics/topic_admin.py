@@ -114,7 +114,7 @@ class TopicAdmin:
         """
         self._directories.check_writable()
         with self._table.lock:
-            errors = [each.fatal_error for each in self._table.all([name])]
+            errors = [each.tier.error for each in self._table.all([name])]
             raise_first([error for error in errors if isinstance(error, Diverged)])
             self.deletion.delete(name, now_ms=now_ms)
         self.deletion.step(now_ms)  # if the bucket is available, its grace period counts from now

@@ -85,13 +85,9 @@ class TopicDryRun:
         requested = AskedTopic(name=name, partitions=partitions, properties=properties or {})
         topic, store = check_new_topic(self._table, requested), self._opener.store
         settings = self._opener.config.explain(name, topic.properties)
-        namesakes = list_topics(store, name) if store is not None and topic.was_tiered else []
-        return NewTopic(
-            topic=topic,
-            settings=tuple(settings),
-            outranked=_outranked(settings, topic.properties),
-            namesakes=tuple(topic_id for _, topic_id in namesakes),
-        )
+        found = list_topics(store, name) if store is not None and topic.was_tiered else []
+        namesakes, outranked = tuple(topic_id for _, topic_id in found), _outranked(settings, topic.properties)
+        return NewTopic(topic=topic, settings=tuple(settings), outranked=outranked, namesakes=namesakes)
 
     def altered_topic(self, name: str, properties: Mapping[str, str], *, now_ms: int) -> AlteredTopic:
         before = self._table.registry.get(name)
@@ -118,13 +114,9 @@ class TopicDryRun:
         """The loss that `TopicAdmin.delete` would cause, and the delaying pins and forks. Raises NotFound."""
         topic = self._table.registry.get(name)
         rules = self._opener.rules(topic)
-        losses = [self._held_by(topic, each, now_ms) for each in self._losses(topic, now_ms)]
-        return TopicLoss(
-            topic=topic,
-            partitions=tuple(losses),
-            file_delay_ms=rules.file_delete_delay_ms,
-            grace_ms=rules.delete_grace_ms,
-        )
+        losses = tuple(self._held_by(topic, each, now_ms) for each in self._losses(topic, now_ms))
+        delay_ms, grace_ms = rules.file_delete_delay_ms, rules.delete_grace_ms
+        return TopicLoss(topic=topic, partitions=losses, file_delay_ms=delay_ms, grace_ms=grace_ms)
 
     def _losses(self, topic: Topic, now_ms: int) -> Iterator[PartitionLoss]:
         seen = {each.partition: each for each in self._snapshots(topic, now_ms)}

@@ -1,4 +1,4 @@
-"""Transitions of a partition that the commit protocol causes: `seen_by` derives them, and the machine gets no event."""
+"""Transitions of a partition that the commit protocol causes: `TierMachine.seen` derives them, without an event."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ def test_failed_task_is_a_problem_of_its_partition_until_a_task_succeeds(
             store.let_go()
             assert manager.maintenance.tasks.wait_idle(LIMIT_S)
         assert "ZeroDivisionError" in str(manager.problems[NAME])
-        assert manager.partitions.find(NAME).fatal_error is None
+        assert manager.partitions.find(NAME).tier.error is None
         _finish(manager, store)
         assert manager.problems == {}
         assert len(_manifest(manager).segments) == 3

@@ -39,7 +39,6 @@ from tiered.partition.tier_state import (
     Uploads,
     UploadState,
     next_state,
-    seen_by,
 )
 
 PAGE = Path(__file__).parents[4] / "docs" / "explanation" / "partition-state.md"
@@ -161,7 +160,9 @@ def test_facts_of_the_commit_protocol_change_what_is_seen_of_a_writer_alone(stat
     for is_fenced in (False, True):
         for is_in_doubt in (False, True):
             for is_disabled in (False, True):
-                seen = seen_by(state, is_fenced=is_fenced, has_commit_in_doubt=is_in_doubt, is_disabled=is_disabled)
+                machine = TierMachine(is_tiered=True)
+                machine.state = state
+                seen = machine.seen(is_fenced=is_fenced, has_commit_in_doubt=is_in_doubt, is_disabled=is_disabled)
                 if state is not TierState.WRITER:
                     assert seen is state
                 elif is_fenced:
