@@ -105,14 +105,9 @@ class LogManager(Readable):
             store = keyed_store(store, config.key_ring) if store is not None else None
             place = directories.first_online
             meter = PersistentMeter(store, place, now_ms, read_only=read_only) if store is not None else None
+            known = known if read_only else None
             opener = Opener(
-                config,
-                directories,
-                meter,
-                disk,
-                known if read_only else None,
-                takes_over=takes_over,
-                may_be_refused=may_be_refused,
+                config, directories, meter, disk, known, takes_over=takes_over, may_be_refused=may_be_refused
             )
             manager = cls(directories, opener)
         except BaseException:

@@ -210,7 +210,6 @@ class TopicDeletion:
         self._registry = table.registry
         self._directories = table.directories
         self._opener = table.opener
-        self._store = table.opener.store
         self._removals: dict[tuple[str, int], PartitionRemoval] = {}
         self._done: set[tuple[str, int]] = set()
         self._stepping = threading.Lock()
@@ -303,11 +302,11 @@ class TopicDeletion:
         from remote.gc.partition_removal import PartitionRemoval, Removal
 
         topic, key = deleted.topic, (deleted.topic.topic_id, name.partition)
-        if self._store is None or not topic.was_tiered or key in self._done:
+        if (store := self._opener.store) is None or not topic.was_tiered or key in self._done:
             return Removal.DONE
         if key not in self._removals:
             remote = RemotePartitionName(topic.name, topic.topic_id, name.partition)
-            self._removals[key] = PartitionRemoval(self._store, remote, self._opener.writer_id)
+            self._removals[key] = PartitionRemoval(store, remote, self._opener.writer_id)
         try:
             state = self._removals[key].step(now_ms, grace_ms=self._opener.rules(topic).delete_grace_ms)
         except LogError as error:
