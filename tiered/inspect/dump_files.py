@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -257,15 +256,14 @@ def _manifest(data: bytes, sealer: Sealer) -> list[Section]:
     ]
 
 
-def _fields(kind: type) -> tuple[str, ...]:
-    return tuple(each.name for each in dataclasses.fields(kind))
-
-
 _MANIFEST_FIELDS = {  # fields of the types, not of the present rows: scripts rely on the columns
-    "segments": _fields(SegmentEntry),
-    "unlinked": _fields(PendingDelete),
-    "unlinked_pages": (*_fields(PageEntry), *(name for name in _fields(PendingPageDelete) if name != "page")),
-    "spills": _fields(PageEntry),
+    "segments": tuple(SegmentEntry.__dataclass_fields__),
+    "unlinked": tuple(PendingDelete.__dataclass_fields__),
+    "unlinked_pages": (
+        *PageEntry.__dataclass_fields__,
+        *(name for name in PendingPageDelete.__dataclass_fields__ if name != "page"),
+    ),
+    "spills": tuple(PageEntry.__dataclass_fields__),
 }
 
 

@@ -21,7 +21,6 @@ import msgspec
 
 from local.errors import Conflict, RemoteLost
 from local.kernels import implementation
-from local.names import TopicPartition
 from policies.cost.storage_cost import GIB
 from policies.plan import plan
 from policies.snapshot import PartitionSnapshot
@@ -189,12 +188,8 @@ class Metrics:
         self._texts: dict[Form, str] = {}
         self._text_ms = -CACHE_MS
         self._first_offsets = {held.name: held.log.next_offset for held in manager.partitions.all()}
-        self._unopened = {
-            name
-            for topic in manager.topics.all()
-            for number in range(topic.partition_count)
-            if (name := TopicPartition(topic.name, number)) not in self._first_offsets
-        }
+        names = {name for topic in manager.topics.all() for name in topic.partitions()}
+        self._unopened = names - self._first_offsets.keys()
 
     def text(self, now_ms: int, form: Form = Form.PROMETHEUS) -> str:
         with self._lock:

@@ -18,13 +18,10 @@ import msgspec
 
 from local.cleaner.cleaner_history import CleaningRun
 from local.errors import InvalidRequest
-from local.facts import SegmentInfo
 from local.names import TopicPartition
 from policies.cleaner_advice import Advice
 from policies.cost.plan_cost import DecisionCost
 from policies.snapshot import PartitionSnapshot
-from remote.manifest.manifest import PageEntry
-from remote.segment_entry import SegmentEntry
 from tiered.config.units import counted, format_bytes, format_dollars, format_ms, parse_duration
 from tiered.manager.manager import LogManager
 from tiered.node.problems import ProblemGroup, group_problems, same_cause, shared_places, unread_rows
@@ -51,13 +48,12 @@ from tiered.status.status_report import (
 from tiered.status.tier_history import DAY_MS, TierHistory, TierPoint, TierSeries, history_of, stretches
 from tiered.web.charts import Run, TimeLine, bar, binary_top, bytes_label, dollars_label, nice_top, thinned, time_chart
 from tiered.web.html import DataAge, Html, ListPage, component, partition_path, render, topic_path
-from tiered.web.pages.segment_map import Window, records_left, remote_kind, segment_map
+from tiered.web.pages.segment_map import Segment, Window, records_left, remote_kind, segment_map
 
 SORTS = (
     *("topic", "partitions", "offsets", "local_bytes", "remote_bytes", "lag_bytes", "at_risk_bytes"),
     "dollars_per_month",
 )
-_REMOTE_STATES = {"expired": "expired, unlinked next", "compacted": "readable, compacted", "remote": "readable"}
 SPANS = {  # ms, title, period of a row of the table, and its time
     "6h": (DAY_MS // 4, "6 hours", "five minutes", "%Y-%m-%d %H:%M"),
     "2d": (2 * DAY_MS, "2 days", "hour", "%Y-%m-%d %H"),
@@ -191,7 +187,7 @@ def partition_page(
     """Return the page of one partition; `report` is for its topic."""
     name = snapshot.partition
     here, window = partition_path(name), Window.of(snapshot, query)
-    rows = _segment_rows(snapshot, window)
+    rows = _segments(snapshot, window)
     return render(
         "partition.html",
         str(name),
@@ -207,37 +203,18 @@ def partition_page(
         else counted(len(rows), "segment"),
         segments=ListPage(rows, query),
         window=window.query,
+        snapshot=snapshot,
+        remote_kind=remote_kind,
+        records_left=records_left,
     )
 
 
-def _segment_rows(
-    snapshot: PartitionSnapshot, window: Window
-) -> list[tuple[str, SegmentInfo | SegmentEntry | PageEntry, str]]:
-    """Return (tier, segment, state) of a window by offset; a page stands for its unloaded entries."""
-    local = [("local", each, _local_state(snapshot, each)) for each in snapshot.segments]
-    remote = [("remote", each, _remote_state(snapshot, each)) for each in snapshot.committed_parts]
-    found = [row for row in (*local, *remote) if window.holds(row[1].base_offset, row[1].next_offset)]
-    return sorted(found, key=lambda row: (row[1].base_offset, row[0]))
-
-
-def _local_state(snapshot: PartitionSnapshot, segment: SegmentInfo) -> str:
-    words = ["active"] if segment is snapshot.active else []
-    if segment.is_clean:
-        words.append("compacted")
-    if not snapshot.is_committed(segment.base_offset, segment.next_offset):
-        words.append("only on this disk")
-    elif segment.next_offset > segment.base_offset:
-        words.append("in both tiers")
-    return ", ".join(words)
-
-
-def _remote_state(snapshot: PartitionSnapshot, row: SegmentEntry | PageEntry) -> str:
-    words = [_REMOTE_STATES[remote_kind(snapshot, row)]]
-    if row.cleaned_through is not None and records_left(row) < 1:
-        words.append(f"{counted(row.record_count, 'record')} left")
-    if isinstance(row, PageEntry):
-        words.append(counted(row.segment_count, "segment"))
-    return ", ".join(words)
+def _segments(snapshot: PartitionSnapshot, window: Window) -> list[tuple[str, Segment]]:
+    """Return (tier, segment) of a window by offset; a page stands for its unloaded entries."""
+    local = [("local", each) for each in snapshot.segments]
+    found = [*local, *(("remote", each) for each in snapshot.committed_parts)]
+    visible = [row for row in found if window.holds(row[1].base_offset, row[1].next_offset)]
+    return sorted(visible, key=lambda row: (row[1].base_offset, row[0]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import cached_property
 from http import HTTPStatus
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import parse_qsl, unquote
@@ -79,7 +80,6 @@ class Site:
         self._cache = manager if isinstance(manager, ManagerCache) else ManagerCache.of(manager)
         self._now_ms, self._storage = now_ms, storage
         self._loader = DataLoader(now_ms, deadline_s=deadline_s)
-        self._lab: Laboratory | None = None
 
     def answer(self, target: str) -> Answered:
         """Return the response to a GET of `target` (path and query)."""
@@ -135,8 +135,7 @@ class Site:
                     lambda state: compaction_facts(state, query),
                 )
             case ["cost"]:
-                laboratory = self._laboratory()
-                return _encoded(laboratory.facts(query)) if is_json else laboratory.page(query)
+                return _encoded(self._laboratory.facts(query)) if is_json else self._laboratory.page(query)
             case ["topics", topic]:
                 return form(
                     self._topic(topic, deadline),
@@ -202,13 +201,12 @@ class Site:
 
         return self._load(f"partition/{topic}/{number}", read, keep_ms=0)
 
+    @cached_property
     def _laboratory(self) -> Laboratory:
         """The cost lab, created on first use because it imports the simulator."""
-        if self._lab is None:
-            from tiered.web.pages.cost_page import Laboratory
+        from tiered.web.pages.cost_page import Laboratory
 
-            self._lab = Laboratory(self._cache, self._loader, self._now_ms)
-        return self._lab
+        return Laboratory(self._cache, self._loader, self._now_ms)
 
     def _report(self, manager: LogManager, topic: str | None) -> StatusReport:
         topics = None if topic is None else [topic]
