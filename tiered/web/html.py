@@ -27,7 +27,6 @@ SOON_S = 8  # refresh interval while data is not ready
 ROWS_ON_A_PAGE = 100
 GROUPS_SHOWN = 5  # problems at the top of a page
 MEMBERS_SHOWN = 50  # of an opened group
-PAUSES_SHOWN = 5
 SECTIONS = {"/": "Overview", "/plan": "Plan", "/cost": "Cost lab", "/compaction": "Compaction", "/troubles": "Troubles"}
 
 HTML_TYPE = "text/html; charset=utf-8"
@@ -149,5 +148,4 @@ _ENVIRONMENT.globals |= {
     "SECTIONS": SECTIONS,
     "GROUPS_SHOWN": GROUPS_SHOWN,
     "MEMBERS_SHOWN": MEMBERS_SHOWN,
-    "PAUSES_SHOWN": PAUSES_SHOWN,
 }

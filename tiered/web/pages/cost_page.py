@@ -8,14 +8,14 @@ most once a minute and simulated on request.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from math import log
 
 from local.errors import InvalidRequest
 from policies.cost.prices import PriceTable
-from policies.cost.scenarios import KINDS, BreakEven, Scenario, ScenarioCost
+from policies.cost.scenarios import KINDS, Scenario, ScenarioCost
 from policies.cost.workload import OUTSIDE
 from tiered.config.price_file import configured_prices
 from tiered.config.units import format_bytes, format_dollars, format_ms
@@ -105,7 +105,7 @@ def cost_page(simulation: CostSimulation) -> str:
         simulation=simulation,
         sensitivities=[(shown(each), dollars) for each, dollars in simulation.largest_sensitivities],
         **_kinds([(shown(each.variant), each) for each in (simulation.today, *simulation.found)]),
-        lines=_break_evens(simulation.break_evens),
+        number=number,
     )
 
 
@@ -113,10 +113,6 @@ def _kinds(costs: Sequence[tuple[str, ScenarioCost]]) -> dict[str, object]:
     most = max(cost.total for _, cost in costs) or 1.0
     rows = [(name, cost, bar([(f"k-{kind}", getattr(cost, kind)) for kind in KINDS], most)) for name, cost in costs]
     return {"costs": rows, "kinds": _used_kinds([cost for _, cost in costs])}
-
-
-def _break_evens(lines: Iterable[BreakEven]) -> list[tuple[BreakEven, str, str]]:
-    return [(each, number(each.value, each.unit), number(each.limit, each.unit)) for each in lines]
 
 
 class Laboratory:
@@ -213,7 +209,7 @@ def lab_page(lab: CostLab, query: Mapping[str, str], now_ms: int, left_out: int 
         sensitivities=[(shown(each), dollars, _selection(each, query)) for each, dollars in lab.largest_sensitivities],
         **_kinds([("Now", lab.today), ("Chosen", lab.chosen)]),
         charts=[_curve(lab), _classes(lab)],
-        lines=_break_evens(lab.break_evens),
+        number=number,
         command=_command(lab, query),
         outside=OUTSIDE,
     )

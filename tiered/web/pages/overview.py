@@ -76,7 +76,6 @@ SETTINGS = {  # with an example
     "local.retention.bytes": "5GiB",
 }
 RUNS_SHOWN = 30
-ADVICE_SHOWN = 20
 
 
 def overview(
@@ -406,12 +405,8 @@ def plan_page(
         selection=selection,
         settings=SETTINGS,
         moments=MOMENTS if after in MOMENTS else {**MOMENTS, after: f"in {after}"},
-        now_dollars=known_amount(cost.now_dollars),
-        then_dollars=known_amount(cost.then_dollars),
-        change=known_amount(cost.then_dollars - cost.now_dollars),
-        once_dollars=known_amount(cost.dollars),
+        known_amount=known_amount,
         requests=round(sum(cost.sum_of(name) for name in ("puts", "gets", "lists", "deletes"))),
-        disk_bytes=priced.totals()["now_disk_bytes"],
         totals=total_rows(cost.lines),
         decisions=decisions,
         rows=list(map(decision_row, decisions.rows)),
@@ -495,7 +490,6 @@ def compaction_page(found: Compaction, query: Mapping[str, str], age: DataAge | 
         rows=[log_row(each, found.now_ms) for each in logs.rows],
         bar=bar,
         RUNS_SHOWN=RUNS_SHOWN,
-        ADVICE_SHOWN=ADVICE_SHOWN,
     )
 
 
