@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from local.errors import LogError
 from local.names import TopicPartition
@@ -14,13 +13,10 @@ from policies.rules import remote_expiry_ms
 from remote.segment_entry import SegmentEntry
 from tiered.config.price_file import configured_prices
 from tiered.cost.cost_history import Measured, measured_streams
-from tiered.cost.topic_cost import log_entries
+from tiered.cost.topic_cost import CostTable, log_entries
 from tiered.manager.manager import LogManager
 from tiered.partition.partition import Partition
 from tiered.status.status_report import unread_partitions
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _FIELDS = (
     *("topic", "change", "saved_dollars", "once_dollars", "payback_months"),
@@ -29,7 +25,7 @@ _FIELDS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdvisedCosts:
+class AdvisedCosts(CostTable):
     """Advice, the largest saving first, and its measurements; `unread` has reasons for partitions left out."""
 
     advice: tuple[CostAdvice, ...]
@@ -43,11 +39,6 @@ class AdvisedCosts:
             | {"payback_months": each.payback_months if each.saved_dollars > 0 else None}
             for each in self.advice
         ]
-
-    def to_frame(self) -> pd.DataFrame:
-        import pandas
-
-        return pandas.DataFrame(self.rows())
 
 
 def cost_advice(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from local.errors import InvalidRequest, LogError, Unavailable
 from policies.cost.prices import BUILT_IN, PriceTable
@@ -26,10 +26,8 @@ from policies.cost.storage_cost import DAY_MS
 from tiered.config.price_file import configured_prices
 from tiered.config.units import format_bytes, format_ms, parse_bytes, parse_duration, parse_ms
 from tiered.cost.cost_history import Measured, measured_streams
+from tiered.cost.topic_cost import CostTable
 from tiered.manager.manager import LogManager
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 FOR_EVER_MS = -1
 PART_BYTES_LEAST = 5 << 20  # S3's minimum for all parts but the last
@@ -154,7 +152,7 @@ class SimulatedCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CostSimulation(SimulatedCosts):
+class CostSimulation(SimulatedCosts, CostTable):
     found: tuple[ScenarioCost, ...]
 
     def rows(self) -> list[dict[str, object]]:
@@ -168,11 +166,6 @@ class CostSimulation(SimulatedCosts):
             }
             for cost in (self.today, *self.found)
         ]
-
-    def to_frame(self) -> pd.DataFrame:
-        import pandas
-
-        return pandas.DataFrame(self.rows())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

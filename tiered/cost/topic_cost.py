@@ -6,6 +6,7 @@ directory (`tiered.stores.persistent_meter`), without those of other readers (Sp
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
@@ -29,8 +30,22 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+class CostTable(ABC):
+    """A result with rows of flat fields."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def rows(self) -> list[dict[str, object]]: ...
+
+    def to_frame(self) -> pd.DataFrame:
+        import pandas
+
+        return pandas.DataFrame(self.rows())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CostReport:
+class CostReport(CostTable):
     """Bills by topic name; if no topics were selected also of deleted ones, as ``orders (deleted)``.
 
     Metering began at `since_ms`; requests since `rate_since_ms` are scaled to a month. Both are None without metered
@@ -61,11 +76,6 @@ class CostReport:
             bill_row(each, is_remote_read=each.topic not in topics, is_local_read=each.topic not in self.unopened)
             for each in self.bills
         ]
-
-    def to_frame(self) -> pd.DataFrame:
-        import pandas
-
-        return pandas.DataFrame(self.rows())
 
 
 def cost_report(manager: LogManager, now_ms: int, topics: Iterable[str] | None = None) -> CostReport:

@@ -355,6 +355,7 @@ class Selection:
 
     topic: str = ""
     after: str = ""
+    after_ms: int = 0
     kind: str = ""
     settings: tuple[tuple[str, str], ...] = ()
 
@@ -362,23 +363,17 @@ class Selection:
     def of(cls, query: Mapping[str, str]) -> Selection:
         """Parse a query. Raises InvalidRequest for an invalid moment; does not check the settings."""
         settings = tuple((name, query[name].strip()) for name in SETTINGS if query.get(name, "").strip())
-        kind = query.get("kind", "")
-        found = cls(
+        kind, after = query.get("kind", ""), query.get("after", "").strip()
+        after_ms = parse_duration(after) if after else 0
+        if after_ms is None or after_ms < 0:
+            raise InvalidRequest("invalid delay, it is not a duration such as 7d", after=repr(after))
+        return cls(
             topic=query.get("topic", "").strip(),
-            after=query.get("after", "").strip(),
+            after=after,
+            after_ms=after_ms,
             kind=kind if kind in VERBS else "",
             settings=settings,
         )
-        if found.after_ms is None:
-            raise InvalidRequest("invalid delay, it is not a duration such as 7d", after=repr(found.after))
-        return found
-
-    @property
-    def after_ms(self) -> int | None:
-        if not self.after:
-            return 0
-        value = parse_duration(self.after)
-        return value if value is not None and value >= 0 else None
 
     @property
     def query(self) -> dict[str, str]:

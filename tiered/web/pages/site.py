@@ -177,7 +177,7 @@ class Site:
 
     def _plan(self, selection: Selection) -> Loaded[PricedPlan]:
         def read(manager: LogManager) -> PricedPlan:
-            at_ms, topics = self._now_ms() + (selection.after_ms or 0), [selection.topic] if selection.topic else None
+            at_ms, topics = self._now_ms() + selection.after_ms, [selection.topic] if selection.topic else None
             return priced_plan(manager, at_ms, topics, overrides=dict(selection.settings), may_ask=False)
 
         return self._load(f"plan?{selection.key}", read)
