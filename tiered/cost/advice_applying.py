@@ -207,11 +207,10 @@ def apply_advice(
 ) -> list[StepState]:
     """Apply the due steps, in order; return the state of each step afterwards.
 
-    `manager` is open for writing, `store` is its bucket. `target_of(storage_class)` opens the same bucket with new
-    objects in this class; this function opens all targets before the first step, and closes them. Without it objects
-    get the class of `store`. A move stops early if `should_stop` returns true, or if the manifest has no room for more
-    pending deletes; a later run continues. Raises Conflict, with nothing done, as `check_advice`. After other errors
-    earlier steps stay done.
+    `target_of(storage_class)` opens the bucket `store` with new objects in this class, before the first step; without
+    it objects get the class of `store`. A move stops early if `should_stop`, or if the manifest has no room for more
+    pending deletes; a later run continues. Raises Conflict, with nothing done, as `check_advice`. After
+    other errors earlier steps stay done.
     """
     states, found = check_advice(manager, saved), []
     with ExitStack() as opened:

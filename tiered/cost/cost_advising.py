@@ -60,7 +60,6 @@ def cost_advice(
 
 
 def stored_segments_of(manager: LogManager, topic: str, now_ms: int) -> list[StoredSegment]:
-    """Return a topic's segments in the bucket, without views: they are rebuilt."""
     return [
         _stored_segment(held, entry, now_ms) for held in manager.partitions.all([topic]) for entry in log_entries(held)
     ]

@@ -7,9 +7,8 @@
 | size of a manifest | the newest manifest |
 | reads | the request meter |
 
-A figure without a measurement has the default of `Workload`. A history that is shorter than `HISTORY_LEAST_MS`
-has no night and no quiet hour: a forecast can be wrong by a factor of a thousand. Such a topic has no figures without a
-given rate. The oldest records of a compacted log do not show when it began, so its rate is measured by offsets.
+A figure without a measurement has the default of `Workload`. A history shorter than `HISTORY_LEAST_MS` has no night and
+no quiet hour: such a topic has no figures without a given rate. The rate of a compacted log is measured by offsets.
 """
 
 from __future__ import annotations
@@ -77,8 +76,7 @@ def measured_streams(
 ) -> list[Measured]:
     """Measure every tiered topic (or `topics`), by name. Reads samples of local segments, changes nothing.
 
-    Without `may_ask` no request is sent. `rates` are bytes a day by topic, instead of measured ones; the key None
-    stands for the only topic. A topic with an unreadable tier has no stream.
+    Without `may_ask` no request is sent. `rates`, bytes a day by topic (None: the only one), replace measured ones.
     """
     history = manager.store.history() if manager.store is not None else None
     wanted = None if topics is None else set(topics)
@@ -285,8 +283,6 @@ def _reads(
 
 
 class Piece(NamedTuple):
-    """A part of the log in either tier, with the times of its oldest and newest record."""
-
     size_bytes: int
     min_ms: int
     max_ms: int
@@ -343,10 +339,7 @@ class Mark(NamedTuple):
 
 
 def by_offsets(marks: Sequence[Sequence[Mark]], record_bytes: float) -> Arrival | None:
-    """Measure the rate of a compacted log by offsets; None if no partition has marks of two times.
-
-    `marks` are those of each partition, in any order. A time below the time of a smaller offset is ignored.
-    """
+    """Measure the rate of a compacted log by the marks of each partition; None without marks of two times."""
     newest = max((mark.at_ms for each in marks for mark in each), default=0)
     late = [sorted(mark for mark in each if mark.at_ms > newest - RATE_MS) for each in marks]
     firsts = [each[0] for each in late if each]

@@ -212,9 +212,8 @@ def simulate_costs(
 ) -> CostSimulation:
     """Measure the tiered topics (None: all) and simulate. `axes` are values by field of `Scenario`.
 
-    `rates` are bytes a day by topic, for topics with too short a history; the key None stands for the only topic. Such
-    a topic without a rate is left out. Reads samples of local segments; changes nothing. Raises NotFound for an unknown
-    topic, Unavailable if no topic could be read, InvalidRequest for more than VARIANTS_MAX combinations or none.
+    `rates` as in `measured_streams`; a topic with too short a history is left out without one. Raises NotFound,
+    Unavailable if no topic could be read, InvalidRequest for more than VARIANTS_MAX combinations or none.
     """
     prices = configured_prices(manager.config)
     if axes:

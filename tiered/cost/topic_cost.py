@@ -48,9 +48,8 @@ class CostTable(ABC):
 class CostReport(CostTable):
     """Bills by topic name; if no topics were selected also of deleted ones, as ``orders (deleted)``.
 
-    Metering began at `since_ms`; requests since `rate_since_ms` are scaled to a month. Both are None without metered
-    requests. `unread` partitions have an unreadable tier: figures that depend on them, and the total, are None.
-    `unread_deleted` are partitions of deleted topics.
+    Metering began at `since_ms`; requests since `rate_since_ms` are scaled to a month. `unread` partitions, of deleted
+    topics `unread_deleted`, have an unreadable tier: figures that depend on them, and the total, are None.
     """
 
     bills: tuple[TopicBill, ...]

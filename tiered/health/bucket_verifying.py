@@ -93,8 +93,7 @@ def verify_views(storage: Storage, path: str) -> list[Finding]:
     | a part, its indexes | the size, the CRC-32C and the offsets in the catalog; every batch's CRC |
     | any other file below ``view`` | the names in the catalog; an unnamed file is deleted by the next start |
 
-    Writes nothing. Another process may switch a view during the check, so a problem is checked again with a fresh
-    catalog.
+    Another process may switch a view during the check, so a problem is checked again with a fresh catalog.
     """
     path = path.rstrip("/") or "/"
     if not storage.is_directory(path):

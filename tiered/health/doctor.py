@@ -1,7 +1,7 @@
 """Checks of a node, its store and the content of both tiers. Each finding has a next step.
 
-An exception in one check becomes its finding, and the next check runs. The checks write and delete one small file in
-each log directory and a few probe objects; without `may_write` they write nothing. They may run while a manager works.
+An exception in one check becomes its finding. The checks write and delete one small file in each log directory and a
+few probe objects, nothing without `may_write`. They may run while a manager works.
 """
 
 from __future__ import annotations
@@ -429,7 +429,6 @@ def _behind(held: Partition, manifest: Manifest) -> Finding:
 
 
 def _pins(patient: Patient, held: Iterable[Partition], now_ms: int) -> Iterator[Finding]:
-    """Report pins that end late, or should have ended; a fork's pin holds objects beyond its expiry."""
     if patient.store is None:
         return
     with_manifests = [each for each in held if isinstance(each.metadata, MetadataLog)]

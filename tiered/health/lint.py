@@ -109,10 +109,8 @@ def lint_config(
 
 @dataclass(frozen=True, slots=True)
 class TomlLines:
-    """The line of each key of a ``tiered.toml``, by (section, key)."""
-
     path: str
-    lines: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    lines: Mapping[tuple[str, str], int] = field(default_factory=dict)  # of each key, by (section, key)
     body: Mapping[str, object] = field(default_factory=dict)
     file_findings: Sequence[Finding] = ()
 
@@ -311,8 +309,6 @@ def unknown(where: str, name: str, meant: str | None, kind: str = "key") -> Find
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The resolved effective settings of one topic (`name` empty: of future topics)."""
-
     name: str
     settings: Mapping[str, Setting]
     rules: PartitionRules

@@ -156,7 +156,6 @@ class _Planner:
         self.plan = RepairPlan()
 
     def sharing(self, ulids: Mapping[RemotePartitionName, set[str]]) -> set[tuple[RemotePartitionName, str]]:
-        """Return (partition, ULID) of entries of any partition that name an object of an entry with these ULIDs."""
         return {
             each
             for name, reported in ulids.items()
@@ -247,9 +246,8 @@ def run_repair(
     progress: Callable[[int], None] = lambda done_bytes: None,
     settings: SettingsOf = own_settings,
 ) -> Repaired:
-    """Carry out a plan, pages first. A failed repair does not stop the others.
+    """Carry out a plan, pages first. A plaintext entry is encrypted if `settings` of its topic name a key.
 
-    `progress` gets the bytes of each repair. A plaintext entry is encrypted if `settings` of its topic name a key.
     Raises Unavailable; other errors than Corrupt and NotFound after all other repairs.
     """
     done: list[SegmentRepair | PageRepair] = []

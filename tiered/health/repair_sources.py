@@ -12,9 +12,8 @@ alone. A cleaner pass may have removed records from a local segment, so local by
 equal the entry's.
 
 Partitions that name one object share its damage: its home, and the forks named in the home's pins. A repaired segment
-has a new name, so every entry is repaired separately. If neither the disk nor the bucket has the bytes under the
-partition's own name, its relatives are searched: first their logs on this disk, then their entries with the same
-offsets, size and checksum and another, undamaged object.
+has a new name, so every entry is repaired separately. Relatives of a partition are searched last: first their logs on
+this disk, then their entries with the same offsets, size and checksum and another, undamaged object.
 """
 
 from __future__ import annotations
@@ -73,8 +72,6 @@ IsWhole = Callable[[RemotePartitionName, SegmentEntry], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bytes:
-    """A segment's bytes and indexes; `bundle` is None if the indexes are lost."""
-
     read: Read
     size_bytes: int
     bundle: IndexBundle | None
@@ -399,7 +396,6 @@ class Relatives:
         return next((other for other in self._of(name, entry) if copies(other, entry)), None)
 
     def entries(self, name: RemotePartitionName) -> Sequence[SegmentEntry]:
-        """Return the newest manifest's entries; none if it is unreadable or deleted."""
         if name not in self._entries:
             self._entries[name] = ()
             log = MetadataLog(self._store, name.prefix)

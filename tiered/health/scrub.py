@@ -9,8 +9,7 @@
 2. `scrub_segment` does one job, in a thread or a task of a cluster. It writes nothing and may be repeated.
 3. `report_of` removes findings about entries that expired or were replaced since, and searches good copies.
 
-`read_segments` does step 2 by an executor and records finished jobs in a file. A deep scrub can be stopped between two
-jobs and resumed. Surveys are repeated on every run.
+`read_segments` does step 2 by an executor and records finished jobs in a file, so a deep scrub can be resumed.
 """
 
 from __future__ import annotations

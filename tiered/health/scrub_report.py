@@ -112,8 +112,6 @@ def decode_report(data: bytes, path: str) -> ScrubReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentResult:
-    """Findings in one segment of `read_bytes` bytes. `name` is `SegmentJob.identity`."""
-
     name: str
     read_bytes: int
     findings: tuple[Finding, ...] = ()

@@ -333,7 +333,6 @@ def _by_frames(source: FileSource) -> Iterator[_Chunk]:
 
 
 def _cipher(source: FileSource, keys: KeyRing) -> ObjectCipher | None:
-    """Open the data key of an object by its segment entry, in the newest manifest that names it."""
     if source.store is None or (found := _OBJECT.match(source.key)) is None:
         hint = "its key is in a manifest: name the object by its url, or the file in a copy of the bucket"
         raise InvalidRequest(f"cannot dump an encrypted segment, {hint}", path=source.place)

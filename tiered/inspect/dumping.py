@@ -3,8 +3,7 @@
 Rows have the names and the order of Kafka's `DumpLogSegments`. Memory is one run of batches. Unreadable content is
 reported at the end (`LogDump.problem`). A batch with a wrong checksum has `isvalid` false and is not decoded.
 
-A decoder never loses bytes: those that it cannot read become ``{"base64": "..."}``, which `tiered append --jsonl`
-accepts. The caller handles null.
+A decoder never loses bytes: unreadable ones become ``{"base64": "..."}``, as for `tiered append --jsonl`; no null.
 """
 
 from __future__ import annotations
@@ -162,8 +161,6 @@ class RecordRow(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fiel
 
 
 def decode_with(key: Decoder, value: Decoder) -> DecodeRecord:
-    """Return a decoder of key and value separately; null stays null."""
-
     def decode(raw_key: bytes | None, raw_value: bytes | None) -> tuple[object, object]:
         return None if raw_key is None else key(raw_key), None if raw_value is None else value(raw_value)
 
@@ -317,7 +314,6 @@ class LogDump:
     def of_batches(
         cls, runs: Iterable[memoryview], partition: TopicPartition, selection: Filter, decoders: Decoders
     ) -> LogDump:
-        """Dump whole batches, such as `TieredReader.batches` yields, without positions."""
         walks = (BatchRuns(lambda start, length, run=run: run[start : start + length], len(run)) for run in runs)  # type: ignore[misc]
         return cls(walks, partition, selection, decoders, with_position=False)
 
@@ -335,7 +331,6 @@ class LogDump:
             yield from self._records(step)
 
     def batches_and_records(self) -> Iterator[BatchRow | RecordRow]:
-        """Yield each batch and then its matching records, as Kafka's deep iteration prints them."""
         for step in self._steps(decodes=True):
             records = self._records(step)
             for row, count in zip(step.rows, step.counts or [0] * len(step.rows), strict=True):

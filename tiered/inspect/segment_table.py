@@ -1,8 +1,7 @@
 """Content of a bucket as a table: segments, view segments, manifest pages, pending deletes.
 
-Costs a few requests for each partition and one for each page. A segment below the log start offset is not readable and
-waits to be unlinked. Dollars are of a single object, at the first price band of its class; pending deletes and pages
-count as STANDARD.
+Costs a few requests for each partition and one for each page. Dollars are of a single object, at the first price band
+of its class; pending deletes and pages count as STANDARD.
 """
 
 from __future__ import annotations
@@ -70,7 +69,8 @@ def segment_rows(log: MetadataLog, name: RemotePartitionName, options: TableOpti
     """The rows of one partition from its newest manifest. Raises the errors of manifests and pages."""
     manifest = log.refresh()
     # A list: if a page is deleted during the listing, the newest manifest is read again before any row is yielded.
-    yield from log.ask(manifest, lambda index: list(_rows_of(index, name, options)))
+    for row in log.ask(manifest, lambda index: list(_rows_of(index, name, options))):
+        yield {column: row.get(column) for column in COLUMNS}
 
 
 def record_batches(rows: Iterator[Row], names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
@@ -110,16 +110,16 @@ def _rows_of(index: MetadataIndex, name: RemotePartitionName, options: TableOpti
         "unlinked": None,
     }
     for page in manifest.pages:
-        yield _full({**common, **_page(page, name, options)})
+        yield {**common, **_page(page, name, options)}
     for row in index.entries_with_dead(0, manifest.entries_end_offset):
         alive = manifest.deleted_ms is None and row.next_offset > manifest.min_readable_offset
-        yield _full({**common, **_segment(row, name, options), "kind": "log", "is_readable": alive})
+        yield {**common, **_segment(row, name, options), "kind": "log", "is_readable": alive}
     for view in manifest.views:
         for row in view.entries:
             more = {"kind": "view", "view": view.name, "is_readable": manifest.deleted_ms is None}
-            yield _full({**common, **_segment(row, name, options), **more})
+            yield {**common, **_segment(row, name, options), **more}
     for each in (*manifest.pending_deletes, *_of_pending_pages(index)):
-        yield _full({**common, **_waiting(each, manifest, name, options)})
+        yield {**common, **_waiting(each, manifest, name, options)}
 
 
 def _of_pending_pages(index: MetadataIndex) -> Iterator[PendingDelete]:
@@ -135,10 +135,6 @@ def _of_pending_pages(index: MetadataIndex) -> Iterator[PendingDelete]:
             epoch=each.epoch,
             unlinked_sequence=each.unlinked_sequence,
         )
-
-
-def _full(row: Row) -> Row:
-    return {column: row.get(column) for column in COLUMNS}
 
 
 def _segment(row: SegmentEntry, name: RemotePartitionName, options: TableOptions) -> Row:

@@ -104,7 +104,6 @@ def form_of(accept: str) -> Form:
 
 
 def exposition(samples: Iterable[Sample], form: Form = Form.PROMETHEUS) -> str:
-    """Format samples in the order of the table."""
     found: dict[str, list[Sample]] = {}
     for sample in samples:
         found.setdefault(sample.name, []).append(sample)
@@ -114,7 +113,8 @@ def exposition(samples: Iterable[Sample], form: Form = Form.PROMETHEUS) -> str:
         if own:
             is_short = form is Form.OPEN_METRICS and metric.kind is Kind.COUNTER
             family = metric.name.removesuffix("_total") if is_short else metric.name
-            lines.append(f"# HELP {family} {_help(metric.doc, form)}")
+            doc = metric.doc.replace("\\", r"\\").replace("\n", r"\n")
+            lines.append(f"# HELP {family} {_escaped(metric.doc) if form is Form.OPEN_METRICS else doc}")
             lines.append(f"# TYPE {family} {metric.kind.value}")
         for sample in own:
             assert isinstance(sample.value, HistogramCounts) == (metric.kind is Kind.HISTOGRAM), metric.name
@@ -155,10 +155,6 @@ def _labels(labels: tuple[tuple[str, str], ...]) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def _help(text: str, form: Form) -> str:
-    return _escaped(text) if form is Form.OPEN_METRICS else text.replace("\\", r"\\").replace("\n", r"\n")
 
 
 def _number(value: float) -> str:

@@ -1,7 +1,6 @@
 """Files of `tiered generate`: alert rules, dashboard, systemd unit, policies and rules of a bucket.
 
-Alerts, dashboard and unit are data files of this folder. Expressions name only metrics of ``metrics.toml``. Each alert
-has a page in ``docs/runbooks``.
+Alerts, dashboard and unit are data files of this folder. Each alert has a page in ``docs/runbooks``.
 """
 
 from __future__ import annotations
@@ -64,7 +63,6 @@ ALERTS = tuple(read_table("alerts.toml", "alert", Alert))
 
 
 def alert_rules(limits: Limits | None = None, *, runbooks_url: str = RUNBOOKS_URL) -> str:
-    """Return Prometheus' rule file: YAML, with JSON strings."""
     values = asdict(limits or Limits())
     lines = ["groups:", "  - name: tiered", "    rules:"]
     for alert in ALERTS:
@@ -82,12 +80,10 @@ def alert_rules(limits: Limits | None = None, *, runbooks_url: str = RUNBOOKS_UR
 
 
 def dashboard() -> str:
-    """Return Grafana's dashboard as JSON; the import asks for the data source."""
     return _packaged("dashboard.json")
 
 
 def systemd_unit(*, executable: str, directory: str, user: str = "tiered", metrics: str = ":9464") -> str:
-    """Return a systemd unit for `tiered run`."""
     command = shlex.join([executable, "-C", directory, "run", "--metrics", metrics])
     return _packaged("tiered.service").format(user=user, command=command, directory=directory)
 
@@ -139,10 +135,7 @@ def iam_policy(
 def lifecycle_rules(
     prefix: str = "", *, is_immutable: bool = False, is_versioned: bool = False, abort_days: int = ABORT_DAYS
 ) -> list[dict[str, object]]:
-    """Return rules that end incomplete uploads and, in a versioned bucket, expire deleted versions.
-
-    No rule expires objects by age: objects as old as the topic are in use.
-    """
+    """Return rules that end incomplete uploads and expire deleted versions, but no objects by age: all are in use."""
     suffix = f"-{prefix.strip('/').replace('/', '-')}" if prefix.strip("/") else ""
 
     def rule(name: str, **effects: Mapping[str, object]) -> dict[str, object]:

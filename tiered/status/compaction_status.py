@@ -72,7 +72,6 @@ def compaction_status(
 def unread_logs(
     manager: LogManager, found: Mapping[TopicPartition, LogCleaningStatus], topics: Iterable[str] | None = None
 ) -> dict[TopicPartition, LogError]:
-    """Return the compacted logs of the topics (None: all) without a status, and the reasons."""
     problems, config = dict(manager.problems), manager.config
     wanted = None if topics is None else set(topics)
     return {
@@ -131,7 +130,6 @@ def cleaner_metrics(manager: LogManager, now_ms: int, *, may_ask: bool = True) -
 
 
 def compaction_advice(manager: LogManager, now_ms: int, *, may_ask: bool = True) -> list[Advice]:
-    """Return changes that help cleaning to keep up (`policies.cleaner_advice`)."""
     settings = manager.cleaning.settings
     facts = CleanerFacts(
         threads=settings.threads,

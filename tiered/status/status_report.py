@@ -1,7 +1,7 @@
 """Status of a node: figures of its partitions and problems with next steps; also as flat rows.
 
-A read-only manager finds the problems of this moment. The start of a problem, and problems that only a writer meets (a
-failed upload), are in the report of the running manager (`tiered.node.problems`).
+A read-only manager finds the problems of this moment; the report of the running manager (`tiered.node.problems`) has
+the start of each, and problems that only a writer meets.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from policies.decisions import Code, Deferral
     from policies.snapshot import PartitionFigures, PartitionSnapshot
     from remote.segment_entry import SegmentEntry
-    from tiered.maintenance.cleaning import Uncleanable
     from tiered.manager.manager import LogManager
     from tiered.node.topic_registry import Topic
     from tiered.partition.partition import Partition
@@ -71,15 +70,10 @@ _NOT_YET = {"copy": "not copied yet", "clean": "not cleaned yet", "drop": "not d
 class StatusReport:
     """Figures and problems of a node. `partitions` are the opened ones; `errors` may be of any partition.
 
-    | field | content |
-    |---|---|
-    | `prices` | None if their file cannot be read |
-    | `work` | last report of a running manager; None without one |
-    | `holder` | process that holds a log directory; None if there is none, or it cannot be determined |
-    | `unread` | the partitions with an unreadable tier, and the errors; figures of this tier are None in the rows |
-    | `storage` | price of the remote storage; empty without `prices` |
-    | `deleted` | deleted topics that may have objects in the bucket, without figures; empty if topics were selected |
-    | `deferrals` | why closed segments are not copied yet |
+    `prices`: None if their file cannot be read; then `storage`, the price of the remote storage, is empty. `work`: last
+    report of a running manager. `holder`: process that holds a log directory, None if unknown. `unread`: partitions
+    with an unreadable tier, whose figures are None in the rows. `deleted`: deleted topics that may have objects in the
+    bucket; empty if topics were selected. `deferrals`: why closed segments are not copied yet.
     """
 
     now_ms: int
@@ -101,7 +95,6 @@ class StatusReport:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether a process works in this directory: it reports, or it holds the lock."""
         return self.is_reported or self.holder is not None
 
     @property
@@ -110,7 +103,6 @@ class StatusReport:
 
     @property
     def silent_holder(self) -> str | None:
-        """A line about a process that holds the directory without a recent report; None without one."""
         if self.holder is None or self.is_reported:
             return None
         return holder_line(self.holder, self.work, self.now_ms)
@@ -159,7 +151,10 @@ def status_report(
     ]
     with_problems = {each.partition for each in problems}
     uncleanable = manager.cleaning.uncleanable_of(manager.partitions.all(names))
-    problems += [_uncleanable(name, each) for name, each in sorted(uncleanable.items()) if name not in with_problems]
+    for name, each in sorted(uncleanable.items()):
+        if name not in with_problems:
+            what = f"the log cannot be cleaned: {' '.join(each.reason.split())}"
+            problems.append(_problem(name, "uncleanable", what, each.since_ms, "docs/runbooks/cleaner-stuck.md"))
     quiet = [each for name, each in found.items() if name not in with_problems]  # the others are late for a known cause
     problems += _late(quiet, now_ms - stuck_after_ms, is_at_work=is_at_work)
     return StatusReport(
@@ -217,10 +212,7 @@ def snapshots_at_hand(manager: LogManager, now_ms: int, topics: Iterable[str] | 
 
 
 def unread_partitions(manager: LogManager, topics: Iterable[str] | None = None) -> dict[TopicPartition, LogError]:
-    """Return the partitions of some topics (None: all) with an unreadable tier, and the errors.
-
-    A partition that did not open has no figures; one with an unread manifest has none of the remote tier.
-    """
+    """Return the partitions of some topics (None: all) that did not open or have an unread manifest, and the errors."""
     problems = dict(manager.problems)
     wanted = None if topics is None else set(topics)
     read = {each.name for each in manager.partitions.all() if not is_unseen(manager, each)}
@@ -229,12 +221,10 @@ def unread_partitions(manager: LogManager, topics: Iterable[str] | None = None) 
 
 
 def is_unseen(manager: LogManager, held: Partition) -> bool:
-    """Return whether the content of a partition's remote tier is unknown here."""
     return held.is_tiered and held.reconciled_manifest() is None and held.name in manager.problems
 
 
 def holder_line(holder: int, work: WorkReport | None, now_ms: int) -> str:
-    """Return a line about a process that holds a log directory without a current report."""
     begin = f"process {holder} runs on this directory"
     if work is None or work.is_ended or work.pid != holder:
         return f"{begin}, and has written no report of its maintenance"
@@ -272,31 +262,19 @@ def _of_partitions(
         yield now if known is None else replace(now, since_ms=known.since_ms, count=known.count)
 
 
-def _uncleanable(name: TopicPartition, uncleanable: Uncleanable) -> Problem:
-    return Problem(
-        where=str(name),
-        partition=name,
-        kind="uncleanable",
-        what=f"the log cannot be cleaned: {' '.join(uncleanable.reason.split())}",
-        next_step="docs/runbooks/cleaner-stuck.md",
-        since_ms=uncleanable.since_ms,
-    )
-
-
 def _late(found: Iterable[PartitionStatus], before_ms: int, *, is_at_work: bool) -> Iterable[Problem]:
     go_on = "the running manager is behind or fails: docs/runbooks/copy-lag-grows.md" if is_at_work else _BEGIN_WORK
     for each in found:
         if each.paused is None and each.lag_since_ms is not None and each.lag_since_ms <= before_ms:
             what = f"upload waits: {counted(each.lag_segments, 'segment')}, {format_bytes(each.lag_bytes)}"
-            yield _waiting(each, "upload", what, each.lag_since_ms, go_on)
+            yield _problem(each.partition, "upload", what, each.lag_since_ms, go_on)
         if each.overdue_since_ms is not None and each.overdue_since_ms <= before_ms:
             what = f"deletion waits: {format_bytes(each.overdue_bytes)} past the grace period"
             step = "the pin of a reader may delay it: docs/runbooks/delete-lag.md" if is_at_work else go_on
-            yield _waiting(each, "deletion", what, each.overdue_since_ms, step)
+            yield _problem(each.partition, "deletion", what, each.overdue_since_ms, step)
 
 
-def _waiting(status: PartitionStatus, kind: str, what: str, since_ms: int, step: str) -> Problem:
-    name = status.partition
+def _problem(name: TopicPartition, kind: str, what: str, since_ms: int, step: str) -> Problem:
     return Problem(where=str(name), partition=name, kind=kind, what=what, next_step=step, since_ms=since_ms)
 
 
@@ -312,7 +290,6 @@ def all_usage(manager: LogManager, prices: PriceTable) -> dict[TopicPartition, S
 
 
 def usage_for(held: Partition, prices: PriceTable, rows: Iterable[SegmentEntry] | None = None) -> StorageUsage:
-    """Return a partition's remote storage, empty without a manifest; `rows` as in `usage_of`."""
     manifest = held.manifest()
     if manifest is None:
         return StorageUsage()
@@ -362,7 +339,6 @@ class StatusFacts(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def topic_row(report: StatusReport, topic: Topic) -> Row:
-    """Return the sums over a topic's partitions with figures."""
     names, found, problems = topic.partitions(), report.partitions, report.errors
     return {
         **_figures(report, [found[name] for name in names if name in found], len(names)),
@@ -373,7 +349,6 @@ def topic_row(report: StatusReport, topic: Topic) -> Row:
 
 
 def partition_row(report: StatusReport, name: TopicPartition) -> Row:
-    """Return the row of a partition; without figures if it did not open."""
     status, problems = report.partitions.get(name), report.errors
     figures = _figures(report, [status] if status is not None else [], 1)
     del figures["offsets"]  # the row has first and next offset instead
@@ -418,8 +393,7 @@ def status_facts(report: StatusReport) -> StatusFacts:
 def _figures(report: StatusReport, some: Sequence[PartitionStatus], count: int) -> dict[str, object]:
     """Return the sums of some partitions. A sum is None if one of `count` partitions lacks the figure.
 
-    A partition that did not open lacks all figures, one with an unread manifest those of the remote tier: its bytes at
-    risk are the upper bound, all bytes on its disk.
+    With an unread manifest the bytes at risk are the upper bound, all bytes on the disk.
     """
     if not some:
         return dict.fromkeys(_FIGURES)
@@ -450,8 +424,6 @@ def _earliest(times: Iterable[int | None]) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeferralCause:
-    """Deferrals of one action for one reason. `until_ms` is the earliest known end."""
-
     action: str
     code: Code
     why: str
@@ -512,7 +484,6 @@ def causes(
 
 
 def deferral_lines(deferrals: Mapping[TopicPartition, Sequence[Deferral]], now_ms: int) -> list[str]:
-    """Format a line for each reason, without pauses and problems."""
     from policies.decisions import Code
 
     return [cause_line(each, now_ms) for each in causes(deferrals, without=(Code.PAUSED, Code.REMOTE_UNKNOWN))]

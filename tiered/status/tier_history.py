@@ -9,14 +9,12 @@ A running manager notes the figures every five minutes. How long points of a ste
 | 1 d | 3 years | 3 years | 4 months | 2 weeks |
 
 A step has one point: its last values, but the maximum of copy lag and bytes at risk. The `TOPICS_MAX` largest topics
-share `TOPIC_POINTS_MAX` points: half a megabyte at most. A wrong clock leaves points in the past or the future. Points
-in the future are removed first, and readers ask for a range up to now.
+share `TOPIC_POINTS_MAX` points: half a megabyte at most. After a wrong clock, points in the future are removed first.
 
 The file is ``tier-history.bin`` in the first online log directory: zlib (its Adler-32 detects damage) over msgpack of
 the steps and, for each name (``""`` is the sum) and step, the columns as differences. It is replaced as a whole after a
-maintenance run in a new five-minute step, and at the end. After a crash it has all notes up to the last one or the one
-before. Notes are read from all log directories, because the first may have been offline. A damaged file is replaced; a
-file of a newer version stays unchanged, and no notes are written.
+maintenance run in a new five-minute step, and at the end. Notes are read from all log directories, because the first
+may have been offline. A damaged file is replaced; with a file of a newer version no notes are written.
 """
 
 from __future__ import annotations
@@ -109,7 +107,6 @@ class Series:
         return min(times) * 1000 if times else None
 
     def has(self, at_ms: int) -> bool:
-        """Return whether the shortest step around a time has a point."""
         step_ms = min(STEPS)
         return any(each.at_ms // step_ms == at_ms // step_ms for each in self.points(step_ms, at_ms - step_ms, at_ms))
 
@@ -133,7 +130,6 @@ class Series:
                     column.pop(at)
 
     def points(self, step_ms: int, since_ms: int, until_ms: int) -> list[TierPoint]:
-        """Return points within ``[since_ms, until_ms]``, by time."""
         rung = self._rungs[step_ms]
         begin, end = (bisect_left(rung[_TIME], at) for at in (-(-since_ms // 1000), until_ms // 1000 + 1))
         return [_point(row) for row in zip(*(column[begin:end] for column in rung), strict=True)]
@@ -178,7 +174,6 @@ class TierSeries:
         return self.total if topic is None else self.topics.get(topic, Series())
 
     def add(self, total: TierPoint, topics: Mapping[str, TierPoint]) -> None:
-        """Add the state at one time, of the largest topics only."""
         self.total.add(total)
         for name, point in topics.items():
             self.topics.setdefault(name, Series()).add(point)
@@ -226,7 +221,6 @@ class TierSeries:
 
 
 def stretches(points: Iterable[TierPoint], step_ms: int) -> Iterator[list[TierPoint]]:
-    """Yield runs of points without a gap of more than two steps."""
     run: list[TierPoint] = []
     for point in points:
         if run and point.at_ms - run[-1].at_ms > 2 * step_ms:
@@ -342,11 +336,7 @@ class TierJournal:
 
 
 def points_now(manager: LogManager, now_ms: int) -> tuple[TierPoint, dict[str, TierPoint]]:
-    """Return the state of all topics together and of each, without a request.
-
-    Partitions that did not open are not counted. None: remote figures of topics with a remote tier not read since the
-    start, and dollars without readable prices.
-    """
+    """Return the state of all topics together and of each, without a request; unread figures are None."""
     found: dict[str, list[PartitionStatus]] = {topic.name: [] for topic in manager.topics.all()}
     for snapshot in snapshots_at_hand(manager, now_ms):
         found.setdefault(snapshot.partition.topic, []).append(partition_status(snapshot))
@@ -439,10 +429,7 @@ class TierHistory:
 def tier_history(
     config: Config, now_ms: int, *, span_ms: int = SPAN_MS, topics: Sequence[str] = (), storage: Storage | None = None
 ) -> list[TierHistory]:
-    """Return the last `span_ms` before `now_ms`, of all topics together or of each of `topics`.
-
-    The step is the shortest recorded over the whole span. Raises NotFound for a topic without notes.
-    """
+    """Return the last `span_ms`, of all topics together or of each of `topics`. Raises NotFound without notes."""
     disk = storage or DiskStorage()
     found = read_series([(disk, root) for root in config.data_dirs])
     for name in topics:
@@ -452,7 +439,6 @@ def tier_history(
 
 
 def history_of(found: TierSeries, topic: str | None, now_ms: int, span_ms: int) -> TierHistory:
-    """Return a span of notes already read; empty for a topic without notes."""
     series = found.of(topic)
     step_ms = series.step_for(span_ms, now_ms)
     begun = series.oldest_ms
@@ -469,8 +455,7 @@ def history_of(found: TierSeries, topic: str | None, now_ms: int, span_ms: int) 
 def still_there(manager: LogManager, topics: Iterable[str] | None = None) -> list[tuple[int, int]]:
     """Return (time, bytes): a lower bound of the bytes in the bucket at that time, ascending in both.
 
-    Today's segments count from the commit of their entries, or from the creation of an entry's page. Entries of an
-    external layout have no time and are left out.
+    Segments count from the commit of their entries or of their page, those of an external layout not at all.
     """
     came: list[tuple[int, int]] = []
     for held in manager.partitions.all(topics):

@@ -1,8 +1,7 @@
 """All charts: SVG of lines, of lines over time, of bars for table cells, and bars in text.
 
-Every drawing has a title and a description in words. Colours are classes of the stylesheet and never the only sign:
-lines differ in marker shape or dash pattern, and each has its name at its end. Charts over time are 340 units wide to
-fit a phone screen. A gap shows missing data. A point with no neighbour is a dot.
+Colours are never the only sign: lines differ in marker shape or dash pattern, and each has its name at its end. Charts
+over time are 340 units wide to fit a phone screen. A gap shows missing data. A point with no neighbour is a dot.
 """
 
 from __future__ import annotations
@@ -167,7 +166,6 @@ def time_chart(
 
 
 def bytes_label(value: float) -> str:
-    """Format bytes without insignificant digits: ``1.5 TiB``, ``512 GiB``."""
     number, _, unit = format_bytes(round(value)).partition(" ")
     return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
 

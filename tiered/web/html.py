@@ -67,7 +67,6 @@ def render_bare(template: str, title: str, **facts: object) -> str:
 
 @cache
 def asset(name: str) -> str:
-    """Return a file of the pages: the stylesheet, a script or the icon."""
     return files("tiered.web.pages").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -84,7 +83,6 @@ class ListPage(Generic[T]):
 
 
 def link(path: str, query: Mapping[str, object]) -> str:
-    """A path with the query parts that are not empty."""
     given = {name: value for name, value in query.items() if value}
     return f"{path}?{urlencode(given)}" if given else path
 
@@ -98,7 +96,6 @@ def partition_path(name: TopicPartition) -> str:
 
 
 def stamp(ms: int) -> str:
-    """Format a time in UTC, to the second."""
     try:
         return datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):

@@ -17,10 +17,9 @@ server, a proxy or a tunnel must protect both in transit. A refused request gets
 Concurrent requests for the same figures share one response. Figures that miss their deadline are a 503, never old
 figures.
 
-HTTP is a Starlette application around pure functions from an address to a response. Headers keep a browser from loading
-from or sending to another site. Pages are not cacheable; stylesheet and scripts are revalidated by ETag. Responses are
-computed in daemon threads within ANSWER_S, so a slow disk or a held lock does not block the event loop. Requests above
-ANSWERS_MAX queue; the server's connection limit bounds the queue.
+Headers keep a browser from loading from or sending to another site. Pages are not cacheable; stylesheet and scripts are
+revalidated by ETag. Responses are computed in daemon threads within ANSWER_S, so a slow disk does not block the event
+loop. Requests above ANSWERS_MAX queue; the server's connection limit bounds the queue.
 """
 
 from __future__ import annotations
@@ -87,7 +86,6 @@ _HEADERS = {
 
 
 def application(routes: Sequence[Route], within: Sequence[Middleware] = ()) -> ASGIApp:
-    """Build the application of `routes`; `within` sees a request before its route."""
     made = Starlette(
         routes=list(routes),
         middleware=[Middleware(GZipMiddleware, minimum_size=GZIP_BYTES_MIN, compresslevel=GZIP_LEVEL), *within],
@@ -121,7 +119,6 @@ async def answered(request: Request, answering: Answering, make: Callable[[], An
 
 
 def page(status: HTTPStatus, title: str, words: str, *, is_problem: bool = False) -> Response:
-    """Return a page of one sentence, without any data of the logs."""
     text = render_bare("bare.html", title, words=words, is_problem=is_problem)
     return Response(text, status, media_type=HTML_TYPE)
 
@@ -236,12 +233,10 @@ class Gate:
         return name in self._hosts or is_loopback(name) or (self.wants_token and _is_address(name))
 
     def is_own(self, headers: Mapping[str, str]) -> bool:
-        """Whether a form was sent from a page of this server."""
         origin = headers.get("Origin")
         return origin is None or origin.partition("://")[2] == headers.get("Host", "")
 
     def may_see(self, headers: Mapping[str, str]) -> bool:
-        """Whether the request has the token or the cookie that stands for it."""
         if self._token is None:
             return True
         kind, _, given = headers.get("Authorization", "").partition(" ")
@@ -267,16 +262,12 @@ def own_names() -> set[str]:
 
 
 def names_here(header: str, hosts: Collection[str]) -> bool:
-    """Whether a Host header is one of `hosts` (lower case), a name of this machine, an address, or empty.
-
-    A browser in a DNS rebinding attack sends none of these.
-    """
+    """Whether a Host header is one of `hosts` (lower case), this machine, an address, or empty."""
     name = host_name(header).casefold()
     return not name or name == "localhost" or name in hosts or _is_address(name)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
     return host.casefold() == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
@@ -313,7 +304,6 @@ class WebServer(ServerInThread):
     def __init__(
         self, host: str, port: int, pages: Pages, gate: Gate, *, option: str = "--listen", tls: Tls | None = None
     ) -> None:
-        """Port 0 takes any free port. Raises InvalidRequest for an unusable address or certificate."""
         self._pages, self._gate = pages, gate
         self._answering = Answering()
         self._wrong_tokens = 0
@@ -390,8 +380,6 @@ def _token_page(problem: str | None) -> Response:
 
 
 class MetricsServer(ServerInThread):
-    """Serves ``/metrics``, ``/health`` and the pages."""
-
     def __init__(
         self,
         host: str,
@@ -404,10 +392,7 @@ class MetricsServer(ServerInThread):
         answer_s: float = ANSWER_S,
         hosts: Collection[str] = (),
     ) -> None:
-        """`answers` by path; `pages` answers all other paths, on a loopback address alone. Port 0: any free port.
-
-        A request by name must use `host`, a name of this machine or one of `hosts`. Raises as `WebServer`.
-        """
+        """`answers` by path, `pages` all other paths. A request by name must use `host`, this machine or `hosts`."""
         is_own = is_loopback(host)
         names = {host, *hosts, *(() if is_own else own_names())}
         self._hosts = {each.casefold() for each in names}

@@ -71,7 +71,6 @@ class Places:
             longest.release()
 
     def wait(self, connection: BoundConnection) -> None:
-        """Mark the connection as waiting for its client from now on."""
         self.leave(connection)
         self._waiting[connection] = None
 
@@ -135,7 +134,6 @@ class BoundConnection(H11Protocol):
             self.places.wait(self)
 
     def release(self) -> None:
-        """Close the connection now and discard unsent data."""
         self.transport.abort()
 
     def _is_answering(self) -> bool:
@@ -157,8 +155,6 @@ class BoundConnection(H11Protocol):
 
 
 class Listener(socket.socket):
-    """A listening socket that holds at most `count_max` client sockets open and closes further ones."""
-
     count_max = SOCKETS_MAX
 
     def __init__(self, family: socket.AddressFamily) -> None:
@@ -207,7 +203,6 @@ class ServerInThread:
 
     @property
     def root(self) -> str:
-        """The URL of the server, with the final slash."""
         host, port = self.address
         return f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
 
@@ -272,7 +267,6 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def _config(application: ASGIApp, connection: type[BoundConnection], tls: Tls | None) -> Config:
-    """The settings of uvicorn. Raises InvalidRequest for a certificate that cannot be used."""
     config = Config(
         application,
         http=connection,

@@ -1,8 +1,7 @@
 """The cost of other settings: bars in a terminal, a file without scripts or network, the cost lab.
 
-The lab shows today's bill next to the bill of other settings, simulated from the topics' own history. Its controls are
-a form; with the script (`lab.js`) they are sliders that update the part with the id ``results``. Topics are measured at
-most once a minute and simulated on request.
+The lab's controls are a form; with the script (`lab.js`) they are sliders that update the part with the id ``results``.
+Topics are measured at most once a minute and simulated on request.
 """
 
 from __future__ import annotations
@@ -116,8 +115,6 @@ def _kinds(costs: Sequence[tuple[str, ScenarioCost]]) -> dict[str, object]:
 
 
 class Laboratory:
-    """The cost lab over a manager. Thread safe."""
-
     def __init__(self, cache: ManagerCache, loader: DataLoader, now_ms: Callable[[], int]) -> None:
         self._cache, self._loader, self._now_ms = cache, loader, now_ms
 
@@ -189,7 +186,6 @@ def _along(query: Mapping[str, str]) -> str:
 
 
 def lab_page(lab: CostLab, query: Mapping[str, str], now_ms: int, left_out: int = 0, age: DataAge | None = None) -> str:
-    """Return the page; `left_out` is the number of tiered topics that are not simulated."""
     codecs = {"": f"current ({lab.value_today('compression')})", "none": "none", "zstd": "zstd"}
     classes = {"": f"current ({class_word(str(lab.value_today('storage_class')))})"}
     classes |= {class_word(name): name for name in lab.by_class}

@@ -1,7 +1,6 @@
 """The data behind the pages: the manager to read, and loads of page data in threads.
 
-`ManagerCache` has the running manager of this process, or read-only opens that are renewed. A read-only open shows the
-directory and the bucket as of its opening.
+`ManagerCache` has the running manager of this process, or renewed read-only opens, which show both tiers as opened.
 
 | state of the newest open | a page request |
 |---|---|
@@ -12,9 +11,9 @@ directory and the bucket as of its opening.
 
 A manager is closed when no page uses it any more.
 
-`DataLoader` loads page data: a reader waits at most DEADLINE_S, however long the manager blocks. Concurrent requests
-for the same data share one load. A load that misses the deadline continues, and its result serves later requests. Until
-then requests get the last result, however old, or `Unavailable`. At most THREADS_MAX loads run at a time.
+`DataLoader` waits at most DEADLINE_S for page data. Concurrent requests for the same data share one load. A load that
+misses the deadline continues, and its result serves later requests. Until then requests get the last result, however
+old, or `Unavailable`. At most THREADS_MAX loads run at a time.
 """
 
 from __future__ import annotations
@@ -199,7 +198,6 @@ class ManagerCache:
         return Loaded(value, loaded.at_ms, loaded.late_since_ms, read_ms)
 
     def stale(self) -> str | None:
-        """Return the reason for data that is older than it should be, else None."""
         now = self._now_ms()
         with self._lock:
             held, since, error = self._held, self._opening_since_ms, self._error
@@ -295,7 +293,6 @@ class ManagerCache:
             self._give_back(new)
 
     def _make_current(self, new: _Held) -> bool:
-        """Make this manager the current one unless a better one exists."""
         with self._lock:
             if self._held is not None or self._is_closed:
                 return False
@@ -320,7 +317,7 @@ class _Held:
 
 
 def data_age(cache: ManagerCache, loaded: Loaded[Any], now_ms: int, *, cache_ms: int = 0) -> DataAge:
-    """Return the age of a page's data, with a reason if it is older than AGE_MAX_MS and `cache_ms` allow."""
+    """Return the age of a page's data, `stale` if it is older than AGE_MAX_MS and `cache_ms` allow."""
     why, shown = None, f"The data shown is of {stamp(loaded.data_ms)}"
     if (reason := cache.stale()) is not None:
         why = f"{shown}; {reason}."
@@ -333,7 +330,6 @@ def data_age(cache: ManagerCache, loaded: Loaded[Any], now_ms: int, *, cache_ms:
 
 
 def silent_store(url: str) -> ObjectStore:
-    """Return a store whose every call raises Unavailable."""
     return cast(ObjectStore, _Silent(url))
 
 

@@ -1,9 +1,7 @@
 """The pages over a manager: overview, problems, topics, partitions, both tiers over time, plan, compaction. Read-only.
 
-A page collects the data for its template. Charts of the time before now show the notes of running managers
-(`tiered.status.tier_history`). A line is broken where no manager ran or the bucket was not read. Before the first note
-a dotted line shows a lower bound: the bytes that the bucket holds today and already held then. The query of a plan can
-give another moment, one topic, and other settings; the page ends with the equivalent command line.
+Charts show the notes of running managers (`tiered.status.tier_history`). A line is broken where no manager ran or the
+bucket was not read. Before the first note a dotted line is a lower bound: the bytes in the bucket today that existed.
 """
 
 from __future__ import annotations
@@ -153,7 +151,6 @@ def topic_page(
     age: DataAge | None = None,
     history: HistoryData | None = None,
 ) -> str:
-    """Return the page of one topic; `report` and `history` are for that topic."""
     here = topic_path(topic.name)
     partitions = ListPage(topic.partitions(), query)
     problems = [each for each in report.problems if each.partition is None or each.partition.topic == topic.name]
@@ -175,7 +172,6 @@ def topic_page(
 
 
 def partition_facts(report: StatusReport, names: Iterable[TopicPartition]) -> dict[str, object]:
-    """Return ``tiered status -p -o json`` of these partitions alone."""
     rows = [partition_row(report, name) for name in names]
     return {**msgspec.structs.asdict(status_facts(report)), "partitions": rows}
 
@@ -183,7 +179,6 @@ def partition_facts(report: StatusReport, names: Iterable[TopicPartition]) -> di
 def partition_page(
     report: StatusReport, snapshot: PartitionSnapshot, query: Mapping[str, str], age: DataAge | None = None
 ) -> str:
-    """Return the page of one partition; `report` is for its topic."""
     name = snapshot.partition
     here, window = partition_path(name), Window.of(snapshot, query)
     rows = _segments(snapshot, window)
@@ -415,7 +410,6 @@ def plan_page(
 
 
 def plan_facts(priced: PricedPlan, selection: Selection, query: Mapping[str, str]) -> dict[str, object]:
-    """Return the page's facts for programs, a page of decisions at a time."""
     decisions = _decisions(priced, selection, query)
     return {
         "prices": {"as_of": priced.prices.as_of, "region": priced.prices.region} if priced.prices is not None else None,
@@ -451,8 +445,6 @@ def _commands(selection: Selection) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
-    """The state of compaction at one moment; `runs` oldest first."""
-
     logs: Sequence[LogCleaningStatus]
     metrics: CleanerMetrics
     advice: Sequence[Advice]
@@ -489,7 +481,6 @@ def compaction_page(found: Compaction, query: Mapping[str, str], age: DataAge | 
 
 
 def compaction_facts(found: Compaction, query: Mapping[str, str]) -> dict[str, object]:
-    """Return the page's facts for programs, one page of logs at a time."""
     logs = ListPage(found.logs, query)
     return {
         "now_ms": found.now_ms,

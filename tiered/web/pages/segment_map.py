@@ -9,8 +9,7 @@
 | expired | below the log start offset: its files or its entry are about to be deleted | the same | a fifth |
 | hole | | a gap between two segments: no record remains of these offsets | a line |
 
-Colour is never the only sign: each kind has its own height within a strip. Bars too close to be distinguished are drawn
-as one bar of their most important kind. A hole at least one unit wide is always visible.
+Bars too close to be distinguished are drawn as one bar of their most important kind. A hole of one unit stays visible.
 """
 
 from __future__ import annotations
@@ -79,7 +78,6 @@ class Window:
         return base_offset < self.stop and max(next_offset, base_offset + 1) > self.start
 
     def steps(self) -> dict[str, tuple[int, int]]:
-        """The targets of the zoom links, by label."""
         size = self.stop - self.start
         found = {}
         if size > 1:
@@ -119,7 +117,6 @@ def local_pieces(snapshot: PartitionSnapshot) -> list[Piece]:
 
 
 def remote_pieces(snapshot: PartitionSnapshot) -> list[Piece]:
-    """Return the segment entries and manifest pages of the bucket, by offset."""
     found = []
     for row in snapshot.committed_parts:
         ranges = row.ranges() if isinstance(row, PageEntry) else [(row.base_offset, row.next_offset)]
@@ -128,7 +125,6 @@ def remote_pieces(snapshot: PartitionSnapshot) -> list[Piece]:
 
 
 def holes(stored: Sequence[Piece]) -> list[Piece]:
-    """Return the offsets between pieces of the bucket that no piece covers."""
     found, reached = [], stored[0].stop if stored else 0
     for piece in stored:
         if piece.start > reached:
@@ -138,7 +134,6 @@ def holes(stored: Sequence[Piece]) -> list[Piece]:
 
 
 def remote_kind(snapshot: PartitionSnapshot, row: SegmentEntry | PageEntry) -> str:
-    """Return the KINDS value of a segment entry."""
     if row.next_offset <= snapshot.log_start_offset:
         return "expired"
     return "compacted" if row.cleaned_through is not None else "remote"
@@ -153,8 +148,6 @@ def records_left(row: SegmentEntry | PageEntry) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar of a strip, from `left` to `right` in its units."""
-
     left: float
     right: float
     kind: str

@@ -1,8 +1,7 @@
 """Route an address to its page: HTML, or JSON under ``?format=json``.
 
-Pages read only the manager's memory and the disk; none sends a store request or changes data. If a disk hangs or a lock
-is held for long, the reader gets the last result, marked as old. A result serves all readers for CACHE_MS. Without the
-script a page reloads as a whole. No page loads from another site. Thread safe.
+Pages read only the manager's memory and the disk; none sends a store request or changes data. If a disk hangs, the
+reader gets the last result, marked as old. A result serves all readers for CACHE_MS. Thread safe.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ from tiered.web.pages.overview import (
 if TYPE_CHECKING:
     from policies.snapshot import PartitionSnapshot
     from tiered.manager.manager import LogManager
-    from tiered.node.topic_registry import Topic
     from tiered.web.pages.cost_page import Laboratory
 
 CACHE_MS = 2000
@@ -82,7 +80,6 @@ class Site:
         self._loader = DataLoader(now_ms, deadline_s=deadline_s)
 
     def answer(self, target: str) -> Answered:
-        """Return the response to a GET of `target` (path and query)."""
         path, _, text = target.partition("?")
         if path in _ASSETS:
             kind, name = _ASSETS[path]
@@ -102,7 +99,6 @@ class Site:
         return HTTPStatus.OK, JSON_TYPE if is_json else HTML_TYPE, body
 
     def _body(self, path: str, query: Query, *, is_json: bool) -> str:
-        """Load the data of an address, and return its page or its JSON."""
         deadline = self._loader.deadline()
 
         def form(
@@ -138,7 +134,12 @@ class Site:
                 return _encoded(self._laboratory.facts(query)) if is_json else self._laboratory.page(query)
             case ["topics", topic]:
                 return form(
-                    self._topic(topic, deadline),
+                    self._load(
+                        f"topic/{topic}",
+                        lambda manager: (self._report(manager, topic), manager.topics.get(topic)),
+                        deadline,
+                        keep_ms=0,
+                    ),
                     lambda found, age: topic_page(*found, query, age, self._history(topic, deadline)),
                     lambda found: partition_facts(found[0], found[1].partitions()),
                 )
@@ -181,14 +182,6 @@ class Site:
             return priced_plan(manager, at_ms, topics, overrides=dict(selection.settings), may_ask=False)
 
         return self._load(f"plan?{selection.key}", read)
-
-    def _topic(self, topic: str, deadline: float) -> Loaded[tuple[StatusReport, Topic]]:
-        return self._load(
-            f"topic/{topic}",
-            lambda manager: (self._report(manager, topic), manager.topics.get(topic)),
-            deadline,
-            keep_ms=0,
-        )
 
     def _partition(self, topic: str, number: str) -> Loaded[tuple[StatusReport, PartitionSnapshot]]:
 
