@@ -27,7 +27,7 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal, Self, TypeVar, cast, get_args
 
 import msgspec
@@ -273,7 +273,8 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
 
     def _begun(self) -> list[Split]:
         splits = _planned(self._request)
-        ranges = tuple(msgspec.convert(each, _Range, from_attributes=True) for each in _ranges(splits))
+        names = [each.name for each in fields(_Range)]
+        ranges = tuple(_Range(**{name: getattr(each, name) for name in names}) for each in _ranges(splits))
         plan = _Plan(source=self._source, ranges=ranges)
         try:
             self._store.put_if_absent(self._key("plan.json"), msgspec.json.encode(plan))
