@@ -27,15 +27,12 @@ OUTSIDE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reads:
-    """Reads of a partition: every `every_ms`, a `share` of the segments up to `oldest_ms` old (None: all).
-
-    A share below 1 stands for many readers of single segments. `range_bytes` is the average size of a GET of data.
-    """
+    """Reads of a partition: every `every_ms`, a `share` of the segments up to `oldest_ms` old (None: all)."""
 
     every_ms: int
-    share: float = 1.0
+    share: float = 1.0  # below 1 it stands for many readers of single segments
     oldest_ms: int | None = None
-    range_bytes: int = RANGE_BYTES
+    range_bytes: int = RANGE_BYTES  # average size of a GET of data
     is_stream: bool = False  # one reader reads everything in cells of RANGE_BYTES, not `range_bytes`
     begins: float = 0.0  # extra GETs of a stream before its read-ahead starts
     is_managers: bool = False  # the manager reads: it knows the manifest, prefers the local tier, caches each segment
@@ -43,27 +40,20 @@ class Reads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """One partition's stream and the sizes of its bytes at each stage, all measured.
+    """One partition's stream and the sizes of its bytes at each stage, all measured."""
 
-    A batch of `batch_bytes` arrives every `batch_ms`. Compaction leaves `compacted_share` of a segment, and compression
-    in the bucket leaves `stored_share` of that. Indexes take `index_base_bytes` and `index_share` of a segment.
-
-    A manifest takes `manifest_base_bytes`, plus a size for each entry, each pending delete and each page. `first_rows`
-    are measured points (entries, their total bytes), because the first entries compress worse. Sizes between two points
-    are interpolated linearly; past the last point each entry takes `row_bytes`.
-    """
-
-    batch_bytes: int
+    batch_bytes: int  # of a batch, which arrives every `batch_ms`
     batch_ms: int
     segment_bytes: int = 1 << 30
     segment_ms: int = 7 * DAY_MS
     part_bytes: int = PART_BYTES
-    compacted_share: float = 1.0
-    stored_share: float = 1.0
-    index_base_bytes: float = 300.0
+    compacted_share: float = 1.0  # of a segment, which compaction leaves
+    stored_share: float = 1.0  # of that, which compression in the bucket leaves
+    index_base_bytes: float = 300.0  # of a segment's indexes, with `index_share` of the segment
     index_share: float = 0.005
-    manifest_base_bytes: float = 900.0
-    row_bytes: float = 65.0
+    manifest_base_bytes: float = 900.0  # with a size for each entry, each pending delete and each page
+    row_bytes: float = 65.0  # of each entry past the last of `first_rows`
+    # measured points (entries, their total bytes), with linear interpolation: the first entries compress worse
     first_rows: tuple[tuple[int, float], ...] = ()
     unlinked_bytes: float = 26.0
     page_bytes_due: float = 110.0

@@ -2,16 +2,9 @@
 
 The listing is read before the manifests, and the manifests before the objects: a concurrent writer causes no finding.
 
-| subject | checks |
-|---|---|
-| manifests | each decodes, has its own name, belongs to this partition and follows its parent; none is missing |
-| manifest chain | none drops an object that its parent listed; none names an unlinked object again |
-| entries of the newest manifest, of log and views | their objects exist, with the sizes and names of the entry |
-| pages | the manifest's summary of a page agrees with the page's entries |
-| pending deletes | no entry names them; a deleted one is no finding |
-
-A failed check is CORRUPT. A hole between two entries above the log start, and an object with an unknown name, which is
-never touched, are WARNINGs. Objects that no manifest names are INFO; uploads of the present epoch may still be named.
+docs/reference/findings.md lists the checks. A failed check is CORRUPT. A hole between two entries above the log start,
+and an object with an unknown name, which is never touched, are WARNINGs. Objects that no manifest names are INFO;
+uploads of the present epoch may still be named.
 
 Memory: the entries of the manifests, one name for each object.
 """

@@ -15,20 +15,10 @@ The additional data is the manifest's ``aad``, the same for every chunk and inde
 segment decrypt without an error, and the CRCs of the batches show the swap. Private keys are PKCS#8 in PEM, read where
 they are used and never sent. Source: `RsaEncryptionProvider`, `AesEncryptionProvider`.
 
-**The manifest**, ``.rsm-manifest``, is JSON:
-
-| field | used for |
-|---|---|
-| ``version`` | must be ``"1"`` |
-| ``chunkIndex`` | ``fixed``: three sizes and the last one; ``variable``: a list of sizes, packed |
-| ``segmentIndexes`` | position of each index in ``.indexes``, as stored; absent before October 2023 |
-| ``compression``, ``encryption`` | chunks are zstd frames; chunks and indexes are encrypted |
-| ``remoteLogSegmentMetadata`` | offsets, leader epochs, times; absent before September 2023 |
-
-The list of a variable chunk index is base64 of a zstd frame of: int32 count; for one chunk its int32 size; for more an
-int32 base, int8 width w, (count - 1) unsigned numbers of w bytes above the base, and the last size as int32, all
-big-endian. Every number is bounded before memory is allocated for it. Source: `SegmentManifestV1`,
-`ChunkSizesBinaryCodec` of Aiven-Open/tiered-storage-for-apache-kafka.
+**The manifest**, ``.rsm-manifest``, is JSON (`_Manifest`). The list of a variable chunk index is base64 of a zstd frame
+of: int32 count; for one chunk its int32 size; for more an int32 base, int8 width w, (count - 1) unsigned numbers of w
+bytes above the base, and the last size as int32, all big-endian. Every number is bounded before memory is allocated for
+it. Source: `SegmentManifestV1`, `ChunkSizesBinaryCodec` of Aiven-Open/tiered-storage-for-apache-kafka.
 """
 
 from __future__ import annotations
@@ -351,12 +341,12 @@ class _Segment(msgspec.Struct, rename="camel"):
 
 
 class _Manifest(msgspec.Struct, rename="camel"):
-    version: str
+    version: str  # "1"
     chunk_index: _FixedChunks | _VariableChunks
-    compression: bool
-    segment_indexes: dict[str, _Range | None] | None = None
-    encryption: _Encryption | None = None
-    remote_log_segment_metadata: _Segment | None = None
+    compression: bool  # chunks are zstd frames
+    segment_indexes: dict[str, _Range | None] | None = None  # in ``.indexes``, as stored; absent before October 2023
+    encryption: _Encryption | None = None  # of chunks and indexes
+    remote_log_segment_metadata: _Segment | None = None  # absent before September 2023
 
 
 # Created at import: creation in two threads at once ends the process (msgspec 0.22).

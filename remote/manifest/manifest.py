@@ -134,9 +134,6 @@ class Manifest:
     Both ascend and never overlap; each page is below the first segment; an offset in a gap has no record. The sums
     below include both. Use `remote.manifest.manifest_lookup` for all entries.
 
-    - `expired_epochs` has no ranges for records that were never copied, when the log start offset rose over them.
-    - Jobs commit without a log of their own, so `writer_id` does not identify the appender. `appender_id` is None in
-      manifests of an older version.
     - While `tier_disabled` is set, the disk alone holds the retained log. Entries expire as usual and none is added.
       When the last one is unlinked, the flag becomes false.
     - `deleted_ms` is permanent. Nothing is readable, only a removal may take over, and missing objects are no damage.
@@ -165,7 +162,8 @@ class Manifest:
     expired_end_offset: Offset = 0  # one above the highest offset in the bucket when entries last left; never falls
     tier_disabled: bool = False  # the tier was switched off (`tiered.partition.partition`): no entry counts
     expired_epochs: tuple[EpochRange, ...] = ()  # of offsets that were in the bucket and left it, ascending
-    appender_id: str | None = None  # the last writer with a log of its own, which may hold records without an entry
+    # the last writer with a log of its own (jobs have none), which may hold records without an entry; None: unknown
+    appender_id: str | None = None
     # the last jobs that committed, the newest last (`remote.manifest.manifest_changes`)
     jobs: tuple[AppliedJob, ...] = ()
     # the ring's key that seals this manifest (`remote.manifest.sealing`); None: not sealed
