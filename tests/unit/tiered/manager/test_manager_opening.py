@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 from copy import deepcopy
 
 import pytest
@@ -121,7 +120,7 @@ def test_append_just_before_a_log_starts_over_is_kept_and_is_a_conflict(
     real = LogRemoval.restart_at
 
     def overtaken(log: LogRemoval, *args: object, **more: object) -> None:
-        LogAppender(log._state, random.randrange).append([Record(b"k", b"late", NOW)], now_ms=NOW)
+        LogAppender(log._state).append([Record(b"k", b"late", NOW)], now_ms=NOW)
         real(log, *args, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(LogRemoval, "restart_at", overtaken)
