@@ -61,15 +61,12 @@ Step = tuple[int, int]  # consecutive records: the ordinal of the first one, a m
 
 @dataclass(slots=True)
 class CleanerThrottle:
-    """The I/O steps of a pass: slices read and parts written. A step may block and may end the pass.
-
-    `throttle` gets the bytes just read or written. `clock` is in seconds. Unfinished segments are ``.cleaned`` files.
-    """
+    """The I/O steps of a pass: slices read and parts written. A step may block and may end the pass."""
 
     partition: TopicPartition
     should_stop: Callable[[], bool] = lambda: False
-    throttle: Callable[[int], None] = lambda size_bytes: None
-    clock: Callable[[], float] = time.monotonic
+    throttle: Callable[[int], None] = lambda size_bytes: None  # gets the bytes just read or written
+    clock: Callable[[], float] = time.monotonic  # in seconds
     bytes_read: int = 0
     bytes_written: int = 0
 

@@ -148,9 +148,10 @@ class KeyMap:
             done = self.add(data, columns.key_starts, columns.key_lengths, skip, ordinal, keep, **where)
             if done < len(columns):
                 return None
-            goes = np.flatnonzero((role == LET_GO) | (~has_key & (role == TAKE)))
-            _flip(keep, ordinal + goes, False)
-            _flip(tombstones, ordinal + np.flatnonzero(has_key & (columns.value_lengths < 0) & (role == TAKE)), True)
+            removed = ordinal + np.flatnonzero((role == LET_GO) | (~has_key & (role == TAKE)))
+            dead = ordinal + np.flatnonzero(has_key & (columns.value_lengths < 0) & (role == TAKE))
+            np.bitwise_and.at(keep, removed >> 3, ~(1 << (removed & 7)).astype(np.uint8))
+            np.bitwise_or.at(tombstones, dead >> 3, (1 << (dead & 7)).astype(np.uint8))
             keyless += int((~has_key).sum()) if role == TAKE else 0
             ordinal += len(columns)
         self._ordinals_end = max(self._ordinals_end, ordinal)
@@ -163,14 +164,6 @@ class KeyMap:
         sizes = lengths.tolist()
         keys = (bytes(data[at : at + max(size, 0)]) for at, size in zip(starts.tolist(), sizes, strict=True))
         return np.array([size >= 0 and key in self._newest for key, size in zip(keys, sizes, strict=True)], np.bool_)
-
-
-def _flip(bits: Octets, ordinals: Longs, is_set: bool) -> None:
-    for ordinal in ordinals.tolist():
-        if is_set:
-            bits[ordinal >> 3] |= 1 << (ordinal & 7)
-        else:
-            bits[ordinal >> 3] &= 0xFF ^ (1 << (ordinal & 7))
 
 
 def _are_inside(data: memoryview, starts: Longs, lengths: Ints) -> bool:

@@ -29,8 +29,7 @@ _CHUNK_ROWS_MIN = 4096  # chunks with fewer rows on average are combined first: 
 class RecordColumns:
     """One row per record. A start is a position in the buffer of the same prefix; a length of -1 is null.
 
-    Timestamps are milliseconds, -1 means none. The headers of a row start with the varint of their number; without any
-    headers both columns are empty. The buffers must not change during use.
+    The buffers must not change during use.
     """
 
     key_data: memoryview
@@ -39,7 +38,8 @@ class RecordColumns:
     value_data: memoryview
     value_starts: Longs
     value_lengths: Ints
-    timestamps: Longs
+    timestamps: Longs  # milliseconds, -1 means none
+    # The headers of a row start with the varint of their number. Without any headers both columns are empty.
     header_data: memoryview = _NOTHING
     header_starts: Longs = field(default_factory=lambda: _NO_STARTS)
     header_counts: Ints = field(default_factory=lambda: _NO_COUNTS)
