@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from local import names
-from local.errors import Conflict, DiskFailed, ErrorCode, InvalidRequest, NotFound
+from local.errors import Conflict, DiskFailed, ErrorCode, InvalidRequest
 from local.log import Log, checkpoints
 from local.log.checkpoints import MetaProperties
 from local.names import TopicPartition, parse_marked_directory, parse_partition_directory
@@ -74,12 +74,9 @@ class LogDirectory:
         found = (parse_partition_directory(name) for name in self.storage.list(self.root))
         return sorted(p for p in found if p and self.storage.is_directory(self.path(p)))
 
-    def topic_id(self, partition: TopicPartition) -> str:
-        """The topic id of a partition. Raises NotFound if the partition is not in this directory."""
-        found = checkpoints.read_topic_id(self.storage, self.path(partition))
-        if found is None:
-            raise NotFound("partition not found", partition=partition, directory=self.root)
-        return found
+    def topic_id(self, partition: TopicPartition) -> str | None:
+        """The topic id in the partition's directory, None without one. Raises Corrupt."""
+        return checkpoints.read_topic_id(self.storage, self.path(partition))
 
     def create(self, partition: TopicPartition, topic_id: str, *, is_opened_next: bool = False) -> None:
         """Create an empty directory for a new partition, durable on return.
@@ -89,7 +86,7 @@ class LogDirectory:
         """
         directory = self.path(partition)
         self.storage.make_directory(directory)
-        existing = checkpoints.read_topic_id(self.storage, directory)
+        existing = self.topic_id(partition)
         if existing not in (None, topic_id):
             raise InvalidRequest(
                 "cannot create the partition, it already exists", partition=partition, topic_id=existing

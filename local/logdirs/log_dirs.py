@@ -145,10 +145,6 @@ class LogDirectories:
         if root is not None:
             raise offline(root, self._offline[root], partition=partition)
 
-    def partitions(self) -> list[TopicPartition]:
-        """Every partition that was found in a directory, sorted."""
-        return sorted(self._where)
-
     def partitions_of(self, root: str) -> list[TopicPartition]:
         return sorted(name for name, roots in list(self._where.items()) if root in roots)
 
@@ -159,10 +155,7 @@ class LogDirectories:
 
     def topic_id(self, partition: TopicPartition) -> str | None:
         """The topic id in the partition's directory; None if no directory has the partition. Raises as `of`."""
-        if self.root_of(partition) is None:
-            return None
-        directory = self.of(partition)
-        return checkpoints.read_topic_id(directory.storage, directory.path(partition))
+        return None if self.root_of(partition) is None else self.of(partition).topic_id(partition)
 
     # -- partitions ----------------------------------------------------------------------------------------------
 
@@ -260,7 +253,7 @@ class LogDirectories:
         if space is not None and space.free_bytes < log.size_bytes:
             attempt = "cannot move the partition, the target directory has too little free space"
             raise DiskFailed(attempt, to=root, size_bytes=log.size_bytes, free_bytes=space.free_bytes)
-        topic_id = checkpoints.read_topic_id(source.storage, source.path(partition))
+        topic_id = source.topic_id(partition)
         doomed = move_log(log, source, target, progress=progress)
         with self._changing:
             self._where[partition] = (root,)
@@ -273,7 +266,7 @@ class LogDirectories:
         if self._is_closed or self.root_of(partition) is None:
             return
         directory = self.of(partition)
-        topic_id = checkpoints.read_topic_id(directory.storage, directory.path(partition))
+        topic_id = directory.topic_id(partition)
         doomed = rename_deleted(directory, partition)
         with self._changing:
             self._where.pop(partition, None)
@@ -308,12 +301,11 @@ class LogDirectories:
 
     # -- checkpoints and close -------------------------------------------------------------------------------------
 
-    def write_checkpoints(self) -> None:
-        """Write the checkpoints of every online directory. Errors are raised after all were tried."""
-        self._for_each(LogDirectory.write_checkpoints)
-
     def try_checkpoints(self) -> DiskFailed | None:
-        """Like `write_checkpoints`, but returns the first DiskFailed for a lack of room instead of raising it."""
+        """Write the checkpoints of every online directory; return the first DiskFailed for a lack of room.
+
+        Other errors are raised after all directories were tried.
+        """
         return next((error for error in self._for_each(LogDirectory.try_checkpoints) if error is not None), None)
 
     def close(self, unrecovered: Collection[TopicPartition] = ()) -> None:

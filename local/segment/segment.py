@@ -278,11 +278,6 @@ class Segment:
             active, sealed = self._active, self._sealed()
         return sealed.read(suffix) if active is None else active[suffix]
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether another process may write, replace or truncate the segment."""
-        return self._access.is_shared
-
     def entry_before(self, offset: int) -> tuple[int, int]:
         """Return (last offset, position) of the index entry from which to scan for `offset`.
 

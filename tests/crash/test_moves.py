@@ -67,7 +67,7 @@ def begun(disk: ModelDisk | BrokenDisk) -> LogDirectories:
         file.append(body)
         file.sync()
         disk.sync_directory(f"{A}/t-0/{path}".rpartition("/")[0])
-    dirs.write_checkpoints()
+    dirs.try_checkpoints()
     return dirs
 
 
@@ -96,7 +96,7 @@ class Story:
         self.dirs.move(NAME, B, now_ms=0, delay_ms=0, progress=self.write)
         self.write()
         self.dirs.remove_deleted(0)
-        self.dirs.write_checkpoints()
+        self.dirs.try_checkpoints()
 
 
 def check(disk: ModelDisk | BrokenDisk, acked: int) -> LogDirectories:

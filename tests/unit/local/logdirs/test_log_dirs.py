@@ -39,7 +39,7 @@ def _opened(
     disk: BrokenDisk | ModelDisk, roots: tuple[str, ...] = (A, B), *, read_only: bool = False
 ) -> LogDirectories:
     dirs = LogDirectories(disk, roots, read_only=read_only)
-    for name in dirs.partitions():
+    for name in sorted(name for root in dirs.roots for name in dirs.partitions_of(root)):
         dirs.open_log(name, SMALL, now_ms=0)
     return dirs
 
@@ -154,7 +154,7 @@ def test_a_disk_failure_takes_only_its_own_directory_offline() -> None:
                 log.append([Record(b"k", b"v", 1)], now_ms=0)
                 log.flush()
     assert told == [A]
-    dirs.write_checkpoints()
+    dirs.try_checkpoints()
     dirs.create(TopicPartition("new", 0), ID, choose_log_dir)
     assert dirs.root_of(TopicPartition("new", 0)) == B
     dirs.close()
@@ -215,7 +215,7 @@ def test_a_failure_at_any_call_of_one_disk_does_not_affect_the_other() -> None:
             log.flush()
         if A in dirs.offline:
             assert [facts.is_offline for facts in dirs.facts()] == [True, False]
-        dirs.write_checkpoints()
+        dirs.try_checkpoints()
         dirs.close()
         assert disk.inner.exists(f"{B}/{MARKER}")
         again = _opened(BrokenDisk(disk.inner))
