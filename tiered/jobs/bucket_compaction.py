@@ -256,14 +256,9 @@ def compact_partitions(
     failed: dict[TopicPartition, LogError] = {}
     outcomes: list[CompactionOutcome] = []
     with bucket.opened() as store:
+        keys = bucket.keys()
         rounds = partial(
-            compact_in_rounds,
-            store,
-            now_ms=now_ms,
-            job_id=job_id,
-            keys=bucket.keys(),
-            should_stop=should_stop,
-            **options,
+            compact_in_rounds, store, now_ms=now_ms, job_id=job_id, keys=keys, should_stop=should_stop, **options
         )
         for some in [names] if executor.is_parallel else [[name] for name in names]:
             if not executor.is_parallel and should_stop():
@@ -342,15 +337,11 @@ def commit_compaction(
     replaced = [each for one in results for each in one.replaced]
     vouched = [planned[ulid] for one in results for ulid in one.vouched]
     missing = len(plan.groups) - len(results)
+    upto, bound = plan.upto_offset, plan.tombstones_below
     change = replace_tiled(
-        replaced,
-        vouched=vouched,
-        cleaned_through=plan.upto_offset,
-        bound=plan.tombstones_below,
-        note=note,
-        is_whole=not missing,
+        replaced, vouched=vouched, cleaned_through=upto, bound=bound, note=note, is_whole=not missing
     )
-    touches = (plan.start_offset, plan.upto_offset)
+    touches = (plan.start_offset, upto)
     made = [entry for each in replaced for entry in each.entries]
     was_done = plan.is_done or is_done(joined, note)
     try:
@@ -359,12 +350,11 @@ def commit_compaction(
         _give_up(log, made, touches, now_ms)
         raise
     named = log.ask(manifest, lambda index: list(index.entries_with_dead(*touches)))
-    done = [
-        each for each in replaced if outcome_of_group(named, manifest.log_start_offset, each) is GroupOutcome.COMMITTED
-    ]
+    start = manifest.log_start_offset
+    done = [each for each in replaced if outcome_of_group(named, start, each) is GroupOutcome.COMMITTED]
     lost = [each for each in replaced if each not in done]
     _give_up(log, [entry for each in lost for entry in each.entries], touches, now_ms)
-    replaced_by_others = [each for each in lost if each.entries[-1].next_offset > manifest.log_start_offset]
+    replaced_by_others = [each for each in lost if each.entries[-1].next_offset > start]
     given_up = missing + len(replaced_by_others) + len(lost_entries(manifest, vouched, named))
     if given_up and is_done(manifest, note):  # another run of this job committed first
         was_done, given_up = True, 0

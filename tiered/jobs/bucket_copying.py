@@ -154,14 +154,8 @@ def copy_entry(
 ) -> SegmentEntry:
     """Copy and verify one segment; return its new entry. Raises NotFound if it expired, Corrupt if it is damaged."""
     remote = RemotePartition(source, plan.name.prefix, ChunkCache(), keys=keys)
-    entry = copy_segment(
-        target,
-        plan.name.prefix,
-        joined(remote, [each.entry]),
-        epoch=epoch,
-        now_ms=plan.now_ms,
-        object_encoding=each.encoding.object_encoding(keys),
-    )
+    segment, encoding = joined(remote, [each.entry]), each.encoding.object_encoding(keys)
+    entry = copy_segment(target, plan.name.prefix, segment, epoch=epoch, now_ms=plan.now_ms, object_encoding=encoding)
     check_same_bytes(entry, [each.entry])
     return replace(entry, made_by=each.entry.made_by)
 
@@ -288,17 +282,9 @@ def run_copy(
     progress: Callable[[int], None] = lambda size_bytes: None,
 ) -> CopyOutcome:
     """Carry out one plan in this process. Raises the error of an entry after the commit of the entries below it."""
-    (outcome,) = run_job(
-        CopyJob(
-            source=OpenBucket.of(keyed(source, keys), keys),
-            target=OpenBucket.of(keyed(target, keys), keys),
-            plans=[plan],
-            now_ms=now_ms,
-            batch_size=entries_a_manifest,
-        ),
-        Here(should_stop),
-        progress=progress,
-    )
+    here, there = (OpenBucket.of(keyed(store, keys), keys) for store in (source, target))
+    job = CopyJob(source=here, target=there, plans=[plan], now_ms=now_ms, batch_size=entries_a_manifest)
+    (outcome,) = run_job(job, Here(should_stop), progress=progress)
     return outcome
 
 

@@ -100,9 +100,8 @@ def plan_deletion(
     objects, size = _counted(manifest, due, free)
     plan = replace(bare, objects=objects, size_bytes=size, manifests=max(0, upto - log.gc_boundary))
     if not plan.is_due:
-        return replace(
-            bare, skip_reason=f"{counted(len(due), 'object')} due, and the pin of a reader delays the deletion"
-        )
+        why = f"{counted(len(due), 'object')} due, and the pin of a reader delays the deletion"
+        return replace(bare, skip_reason=why)
     if not is_ingests and _GRACE not in known:
         return replace(bare, skip_reason=f"its {_GRACE} is unknown")
     return replace(plan, skip_reason=None if takes_over else at_work(manifest, now_ms))

@@ -124,10 +124,8 @@ class GroupWork:
         known = ShuffledOffsetMap(self.storage, segments, np.asarray(newest, np.int64))
         judge = RecordFilter(self._clean_context(), known, group.aborted)
         judge.begin(self._open_producers(segments), group.base_offset)
-        judged = [
-            judge.segment(segment, entry.next_offset, self._pace)
-            for segment, entry in zip(segments, group.entries, strict=True)
-        ]
+        pairs = zip(segments, group.entries, strict=True)
+        judged = [judge.segment(segment, entry.next_offset, self._pace) for segment, entry in pairs]
         entries, replaced, vouched = iter(group.entries), list[Replacement](), list[str]()
         try:
             for together in grouped(judged, log_settings(plan.settings), self._pace):
@@ -213,13 +211,9 @@ class GroupWork:
             read=lambda start, length: self.storage.read(path, start, length),
             inspect=partial(SegmentInspector, path, base, olds[-1].next_offset, epochs, both),
         )
+        encoding = encoding_of(plan.settings, self.keys, olds)
         entry = copy_segment(
-            self.store,
-            plan.name.prefix,
-            segment,
-            epoch=plan.epoch,
-            now_ms=plan.now_ms,
-            object_encoding=encoding_of(plan.settings, self.keys, olds),
+            self.store, plan.name.prefix, segment, epoch=plan.epoch, now_ms=plan.now_ms, object_encoding=encoding
         )
         self.storage.unlink(path)
         return entry
@@ -318,16 +312,11 @@ def compact_partition(
 ) -> CompactionOutcome:
     """Compact one partition in this process; `directory` is empty and the caller's. Memory: 24 bytes a key."""
     errors: dict[TopicPartition, LogError] = {}
-    outcomes = compact_in_rounds(
-        store,
-        [name],
-        lambda plans: {0: both_passes(store, plans[0], storage, directory, keys=keys, buffer=buffer)},
-        errors,
-        now_ms=now_ms,
-        job_id=job_id,
-        keys=keys,
-        **options,
-    )
+
+    def compacted(plans: Sequence[CompactionPlan]) -> Mapping[int, list[GroupResult]]:
+        return {0: both_passes(store, plans[0], storage, directory, keys=keys, buffer=buffer)}
+
+    outcomes = compact_in_rounds(store, [name], compacted, errors, now_ms=now_ms, job_id=job_id, keys=keys, **options)
     for error in errors.values():
         raise error
     return outcomes[0]

@@ -198,9 +198,8 @@ def abort_ingest(store: ObjectStore, plan: IngestPlan, parts: Iterable[Ingested]
             log.join(epoch=target.epoch)
             log.commit(unlink_uploads(entries), now_ms)
         except LogError as error:
-            _log.warning(
-                "cannot delete the objects of an ingest: partition=%s cause=%s", target.name.topic_partition, error
-            )
+            name = target.name.topic_partition
+            _log.warning("cannot delete the objects of an ingest: partition=%s cause=%s", name, error)
 
 
 def end_of(manifest: Manifest) -> int:
@@ -335,10 +334,7 @@ def _in_order(entries: Iterable[SegmentEntry], name: RemotePartitionName) -> lis
     for at, (one, other) in enumerate(pairwise(found)):
         if one.next_offset > other.base_offset:
             facts = {"partition": name.topic_partition, "offset": other.base_offset}
-            needed = (
-                "cannot ingest without gaps, two tasks have records of one partition: repartition the "
-                "data by partition first"
-            )
-            raise Conflict(needed, **facts)
+            wrong = "cannot ingest without gaps, two tasks have records of one partition"
+            raise Conflict(f"{wrong}: repartition the data by partition first", **facts)
         found[at] = replace(one, next_offset=other.base_offset)
     return found

@@ -185,13 +185,9 @@ class IngestTask:
             path=path if path.startswith("/") else None,  # simulated disks have no absolute paths
             inspect=partial(SegmentInspector, path, base, known.next_offset, epochs, both),
         )
+        now_ms, encoding = self.plan.now_ms, self._object_encoding
         entry = copy_segment(
-            self.store,
-            target.name.prefix,
-            segment,
-            epoch=target.epoch,
-            now_ms=self.plan.now_ms,
-            object_encoding=self._object_encoding,
+            self.store, target.name.prefix, segment, epoch=target.epoch, now_ms=now_ms, object_encoding=encoding
         )
         known.entries.append(entry)
         self.storage.unlink(path)

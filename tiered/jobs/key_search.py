@@ -302,9 +302,7 @@ class Scan:
                 yield finding("redact.key-present", where, offsets=offsets, records=count.records)
             elif (cause := self.unread.get(entry.ulid)) is not None:
                 key_id = cause.facts.get("key_id") if isinstance(cause, AccessDenied) else None
-                step = (
-                    f"correct the key ring, it needs the key {key_id}; then run again" if key_id is not None else None
-                )
+                step = f"correct the key ring, it needs the key {key_id}; then run again" if key_id else None
                 yield finding(
                     "redact.not-read", where, next_step=step, offsets=entry.offsets, is_unread=True, cause=cause.attempt
                 )

@@ -143,14 +143,8 @@ def list_garbage(
             refused[name.prefix] = str(error)
         except (Corrupt, NotFound) as error:
             left_out[name.prefix] = str(error)
-    return GarbageList(
-        store=store.url,
-        listed_ms=now_ms,
-        entries=entries[:entries_max],
-        left_out=left_out,
-        refused=refused,
-        more=len(entries[entries_max:]),
-    )
+    listed, more = entries[:entries_max], len(entries[entries_max:])
+    return GarbageList(store=store.url, listed_ms=now_ms, entries=listed, left_out=left_out, refused=refused, more=more)
 
 
 def search_garbage(

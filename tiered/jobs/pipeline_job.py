@@ -51,9 +51,7 @@ def plan_pipeline(
 
     def plan_partitions(pack: Sequence[RemotePartitionName]) -> list[Unit]:
         with fleet.bucket.opened() as store:
-            return [
-                unit for name in pack for unit in pipeline.plan_units_of_partition(fleet, store, name, now_ms=now_ms)
-            ]
+            return [one for name in pack for one in pipeline.plan_units_of_partition(fleet, store, name, now_ms=now_ms)]
 
     progress(0, everything)
     nodes: Runs = runner.run("reading nodes", [(node,) for node in fleet.nodes], plan_nodes)

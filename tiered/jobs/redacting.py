@@ -137,8 +137,9 @@ class Redaction:
 def plan_redaction(scan: Scan, *, now_ms: int, prices: PriceTable = BUILT_IN) -> Redaction:
     """Return the plan for a whole scan. It assumes new objects as large as the old ones."""
     found, entries = scan.survey, scan.matched(scan.survey.entries)
+    settings = found.settings
     unread = [entry.base_offset for entry in found.scanned if entry.ulid in scan.unread]
-    rules = resolve_rules({**DEFAULTS, **found.settings})
+    rules = resolve_rules({**DEFAULTS, **settings})
 
     def hides_older(entry: SegmentEntry) -> bool:
         return rules.cleanup_compact or scan.counts[entry.ulid].tombstones > 0
@@ -146,28 +147,19 @@ def plan_redaction(scan: Scan, *, now_ms: int, prices: PriceTable = BUILT_IN) ->
     due = [entry for entry in entries if not hides_older(entry) or not any(base < entry.next_offset for base in unread)]
     groups = tuple(
         RewriteGroup(
-            number=number,
-            entries=(entry,),
-            encoding=encoding_of_entry(entry, found.settings),
-            must_follow=hides_older(entry),
+            number=number, entries=(entry,), encoding=encoding_of_entry(entry, settings), must_follow=hides_older(entry)
         )
         for number, entry in enumerate(due)
     )
     parts = {view.name: tuple(some) for view in found.views if (some := scan.matched(view.entries))}
     matched = [*due, *(each for some in parts.values() for each in some)]
-    costs = [cost_of([each], encoding_of_entry(each, found.settings), prices, replaced_ms=now_ms) for each in matched]
+    costs = [cost_of([each], encoding_of_entry(each, settings), prices, replaced_ms=now_ms) for each in matched]
     manifests = len(parts) + _commits(groups)
-    rewrite = RewritePlan(
-        job_id=f"{REDACTION}{new_ulid(now_ms)}",
-        name=found.name,
-        epoch=found.epoch,
-        now_ms=now_ms,
-        groups=groups,
-        cost=RewriteCost.total(costs, manifests, prices),
-    )
+    job_id, cost = f"{REDACTION}{new_ulid(now_ms)}", RewriteCost.total(costs, manifests, prices)
+    rewrite = RewritePlan(job_id=job_id, name=found.name, epoch=found.epoch, now_ms=now_ms, groups=groups, cost=cost)
     grace_days = rules.delete_grace_ms / DAY_MS
     stored = sum(each.stored_bytes + each.indexes_bytes for each in matched)
-    new_classes = {each.ulid: encoding_of_entry(each, found.settings).storage_class for each in matched}
+    new_classes = {each.ulid: encoding_of_entry(each, settings).storage_class for each in matched}
     clean = scan.clean
     proved = [
         replace(each, storage_class=new_classes.get(each.ulid, each.storage_class))
@@ -180,7 +172,7 @@ def plan_redaction(scan: Scan, *, now_ms: int, prices: PriceTable = BUILT_IN) ->
     return Redaction(
         rewrite=rewrite,
         parts_by_view=parts,
-        settings=found.settings,
+        settings=settings,
         segments=len(list(found.scanned)),
         records=scan.records,
         record_bytes=sum(count.size_bytes for count in scan.counts.values()),
@@ -252,14 +244,9 @@ class Redactor:
                 read=partial(storage.read, path),
                 inspect=partial(SegmentInspector, path, entry.base_offset, entry.next_offset, entry.epochs, both),
             )
+            place, coded = plan.name.prefix, encoding.object_encoding(keys)
             return copy_segment(
-                store,
-                plan.name.prefix,
-                segment,
-                epoch=plan.epoch,
-                now_ms=plan.now_ms,
-                view=view,
-                object_encoding=encoding.object_encoding(keys),
+                store, place, segment, epoch=plan.epoch, now_ms=plan.now_ms, view=view, object_encoding=coded
             )
 
     def _written(
@@ -440,8 +427,5 @@ def holders_of(store: ObjectStore, plan: Redaction, *, committed_ms: int) -> lis
 def view_builds_of(found: Survey) -> list[Holder]:
     """Return the builds of views in progress: what they read before the redaction, they may commit after it."""
     detail = "run the same command with --verify when the build of the view {} has ended"
-    return [
-        Holder(name=found.name, holder="view build", until_ms=None, detail=detail.format(view.name))
-        for view in found.views
-        if view.state(found.epoch) is ViewState.RUNNING
-    ]
+    running = [view.name for view in found.views if view.state(found.epoch) is ViewState.RUNNING]
+    return [Holder(name=found.name, holder="view build", until_ms=None, detail=detail.format(view)) for view in running]

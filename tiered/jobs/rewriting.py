@@ -232,9 +232,8 @@ def _fits(run: Sequence[SegmentEntry], entry: SegmentEntry, target_bytes: int) -
     last = run[-1]
     size = sum(each.size_bytes for each in run) + entry.size_bytes
     is_next = last.next_offset == entry.base_offset and entry.next_offset - run[0].base_offset <= OFFSETS_MAX
-    is_alike = encoding_of_entry(last) == encoding_of_entry(entry) and (last.cleaned_through is None) == (
-        entry.cleaned_through is None
-    )
+    is_coded_alike = encoding_of_entry(last) == encoding_of_entry(entry)
+    is_alike = is_coded_alike and (last.cleaned_through is None) == (entry.cleaned_through is None)
     return is_next and is_alike and size <= min(target_bytes, OFFSETS_MAX)
 
 
@@ -334,14 +333,8 @@ def _rewritten(
         encoding_of_entry(group.entries[0]) == group.encoding or _would_stay(remote, group, object_encoding)
     ):
         return RewrittenGroup.of(group, None)
-    entry = copy_segment(
-        target,
-        plan.name.prefix,
-        joined(remote, group.entries),
-        epoch=plan.epoch,
-        now_ms=plan.now_ms,
-        object_encoding=object_encoding,
-    )
+    prefix, segment = plan.name.prefix, joined(remote, group.entries)
+    entry = copy_segment(target, prefix, segment, epoch=plan.epoch, now_ms=plan.now_ms, object_encoding=object_encoding)
     check_same_bytes(entry, group.entries)
     return RewrittenGroup.of(group, entry)
 
@@ -508,15 +501,7 @@ def run_rewrite(
     progress: Callable[[int], None] = lambda size_bytes: None,
 ) -> RewriteOutcome:
     """Carry out one plan in this process. Raises the error of a group after the commits of the others."""
-    (outcome,) = run_job(
-        RewriteJob(
-            bucket=OpenBucket.of(store, keys),
-            plans=[plan],
-            now_ms=now_ms,
-            target=OpenBucket.of(target, keys) if target is not None else None,
-            batch_size=groups_a_manifest,
-        ),
-        Here(should_stop),
-        progress=progress,
-    )
+    bucket, other = OpenBucket.of(store, keys), OpenBucket.of(target, keys) if target is not None else None
+    job = RewriteJob(bucket=bucket, plans=[plan], now_ms=now_ms, target=other, batch_size=groups_a_manifest)
+    (outcome,) = run_job(job, Here(should_stop), progress=progress)
     return outcome

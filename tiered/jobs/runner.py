@@ -40,6 +40,7 @@ W = TypeVar("W")
 R = TypeVar("R")
 Outcome = TypeVar("Outcome")
 Clock = Callable[[], int]
+Done = Iterator[list[tuple[W, R]]]  # pieces of work with their results
 F = TypeVar("F", bound="_OfStore")
 L = TypeVar("L")
 Decoders = tuple[msgspec.json.Decoder[F], msgspec.json.Decoder[L]]
@@ -53,9 +54,7 @@ class Executor(Protocol):
     @property
     def should_stop(self) -> Callable[[], bool]: ...
 
-    def run(
-        self, description: str, work: Iterable[W], do: Callable[[W], R], total: int | None = None
-    ) -> Iterator[list[tuple[W, R]]]:
+    def run(self, description: str, work: Iterable[W], do: Callable[[W], R], total: int | None = None) -> Done[W, R]:
         """Yield lists of (piece of `work`, result of `do`) that finished together, in order; ends if `should_stop`.
 
         `work` is read as pieces begin; `total` is the length of a `work` that is no sequence. Raises the error of `do`,
@@ -74,9 +73,7 @@ class Here:
     threads: int = field(default=1, kw_only=True)
     is_parallel: bool = field(default=False, init=False)
 
-    def run(
-        self, description: str, work: Iterable[W], do: Callable[[W], R], total: int | None = None
-    ) -> Iterator[list[tuple[W, R]]]:
+    def run(self, description: str, work: Iterable[W], do: Callable[[W], R], total: int | None = None) -> Done[W, R]:
         pieces, several = iter(work), self.threads > 1
         with ThreadPoolExecutor(self.threads, thread_name_prefix="job") if several else nullcontext() as pool:
             apply: Callable[[Callable[[W], R], Iterable[W]], Iterator[R]] = map if pool is None else pool.map

@@ -94,9 +94,8 @@ def estimate_topic(manager: LogManager, topic: str, *, now_ms: int) -> list[Esti
     found = []
     for held in manager.partitions.all([topic]):
         manifest = held.manifest()
-        found.append(
-            estimate(held.log, logs[held.name], bucket_end=manifest.next_offset if manifest is not None else 0)
-        )
+        bucket_end = manifest.next_offset if manifest is not None else 0
+        found.append(estimate(held.log, logs[held.name], bucket_end=bucket_end))
     return found
 
 

@@ -101,11 +101,7 @@ def _status(held: Partition, snapshot: PartitionSnapshot, name: str) -> ViewStat
     if is_local and local is not None and local.damage is not None:
         view = replace(view, failure=ViewFailure(failed_ms=snapshot.now_ms, error=str(local.damage)))
     return ViewStatus(
-        partition=snapshot.partition,
-        view=view,
-        state=view.state(epoch),
-        backlog=backlog,
-        is_local=is_local,
+        partition=snapshot.partition, view=view, state=view.state(epoch), backlog=backlog, is_local=is_local
     )
 
 

@@ -102,9 +102,8 @@ def plan_fork(
         manifest = log.refresh(exact=True)
         entries = _entries(log, manifest, upto_offset)
         parts.append(PartitionFork(source=name, fork=fork, manifest=manifest, entries=entries, is_there=fork in living))
-    forkers = {
-        name: manifest for name, manifest in manifests.items() if manifest.writer_id in (_REMOVER, _writer(names[0]))
-    }
+    ours = _REMOVER, _writer(names[0])
+    forkers = {name: manifest for name, manifest in manifests.items() if manifest.writer_id in ours}
     dropped = {name.topic_id for name, manifest in forkers.items() if manifest.deleted_ms is not None}
     unfinished = tuple(name for name in forkers if name.topic_id in dropped)
     return ForkPlan(
@@ -258,11 +257,8 @@ def _entries(log: MetadataLog, manifest: Manifest, upto: int | None) -> tuple[Se
 
 
 def _renamed(entry: SegmentEntry, prefix: str) -> SegmentEntry:
-    return replace(
-        entry,
-        data_key=key_in_other_topic(prefix, entry.data_key),
-        indexes_key=key_in_other_topic(prefix, entry.indexes_key),
-    )
+    keys = key_in_other_topic(prefix, entry.data_key), key_in_other_topic(prefix, entry.indexes_key)
+    return replace(entry, data_key=keys[0], indexes_key=keys[1])
 
 
 def _manifest(store: ObjectStore, name: RemotePartitionName) -> Manifest | None:

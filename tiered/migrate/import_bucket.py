@@ -102,10 +102,8 @@ def partly_imported(
 
 
 def _other(entry: SegmentEntry) -> Conflict:
-    wrong = (
-        "cannot resume the import, the source has other segments for offsets that were imported: import to a new topic"
-    )
-    return Conflict(wrong, object=entry.data_key, base_offset=entry.base_offset)
+    wrong = "cannot resume the import, the source has other segments for offsets that were imported"
+    return Conflict(f"{wrong}: import to a new topic", object=entry.data_key, base_offset=entry.base_offset)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -239,9 +239,8 @@ def readable_entries(log: MetadataLog, manifest: Manifest, doing: str) -> list[S
     if manifest.tier_disabled:
         wrong = f"cannot {doing} the topic, its remote tier was disabled: only its disk has its records"
         raise NotFound(wrong, **facts)
-    return log.ask(
-        manifest, lambda index: [each for each in index.entries() if each.next_offset > manifest.log_start_offset]
-    )
+    start = manifest.log_start_offset
+    return log.ask(manifest, lambda index: [each for each in index.entries() if each.next_offset > start])
 
 
 def cleaned_reach(entries: Sequence[SegmentEntry]) -> int:

@@ -222,13 +222,8 @@ class _TopicWork:
         job, name, log = self._job, planned.name, MetadataLog(self._job.store, planned.name.prefix)
         if self._topic.wish.takes_over:
             now_ms = job.now_ms()
-            log.become_writer(
-                signed_for(f"{RESTORE}{uuid.uuid4().hex[:8]}", self._storage, self._directory.root),
-                now_ms,
-                **name.identity,
-                properties=None,
-                appends=True,
-            )
+            writer = signed_for(f"{RESTORE}{uuid.uuid4().hex[:8]}", self._storage, self._directory.root)
+            log.become_writer(writer, now_ms, **name.identity, properties=None, appends=True)
             self._writers.append(log)
             planned = plan_partition(log, job.store, name, self._topic.wish, now_ms=now_ms, keys=job.keys)
         place = self._directory.path(name.topic_partition)
@@ -352,11 +347,8 @@ class _PartitionFiles:
         if is_whole(self._storage, self._directory, entry):
             return
         bundle = self._remote.indexes(entry)
-        for suffix, body in (
-            (names.OFFSET_INDEX, bundle.offset),
-            (names.TIME_INDEX, bundle.time),
-            (names.TXN_INDEX, bundle.txn),
-        ):
+        bodies = {names.OFFSET_INDEX: bundle.offset, names.TIME_INDEX: bundle.time, names.TXN_INDEX: bundle.txn}
+        for suffix, body in bodies.items():
             if suffix != names.TXN_INDEX or len(body):
                 self._write_file(entry.base_offset, suffix, bytes(body))
         self._write_log(entry, self._checked(entry))

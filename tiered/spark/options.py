@@ -82,10 +82,8 @@ def _declared(row: dict[str, Any]) -> Option:
     return Option(**{**row, "kind": Kind[row["kind"]], "uses": uses, "choices": tuple(row.get("choices", ()))})
 
 
-TABLE = tuple(
-    _declared(row)
-    for row in tomllib.loads(files(__package__).joinpath("options.toml").read_text(encoding="utf-8"))["option"]
-)
+_FILE = files(__package__).joinpath("options.toml")
+TABLE = tuple(map(_declared, tomllib.loads(_FILE.read_text(encoding="utf-8"))["option"]))
 OPTIONS: dict[str, Option] = {option.name: option for option in TABLE}
 # Names that have no effect, in lower case: options of Kafka's source, and Spark's own options of a stream.
 _IGNORED = ("fetchoffset.numretries", "fetchoffset.retryintervalms", "groupidprefix", "kafkaconsumer.polltimeoutms")

@@ -221,16 +221,11 @@ class _Run:
 
     def _upload(self, part: SegmentToCopy) -> SegmentEntry:
         self._check_stop()
+        place, epoch, now_ms, encoding = self._place, self._basis.epoch, self._work.now_ms, self._place.object_encoding
         entry = copy_segment(
-            self._place.store,
-            self._place.prefix,
-            part,
-            epoch=self._basis.epoch,
-            now_ms=self._work.now_ms,
-            view=self._work.name,
-            object_encoding=self._place.object_encoding,
+            place.store, place.prefix, part, epoch=epoch, now_ms=now_ms, view=self._work.name, object_encoding=encoding
         )
-        return replace(entry, committed_ms=self._work.now_ms)
+        return replace(entry, committed_ms=now_ms)
 
     def _check_stop(self) -> None:
         if self._work.should_stop():
@@ -534,7 +529,7 @@ class Survivors:
         keys = kernels.KeyMap(self._slots, self._entries, arena_bytes_max=self._arena_bytes, seed=seed)
         keyless = 0
         for first, columns in self.new.steps(self._source.runs, self._check):
-            mapped, without_key = self._enter(keys, columns, first, modulus, residue)
+            mapped, without_key = self._add(keys, columns, first, modulus, residue)
             if not mapped:
                 return False
             keyless += without_key
@@ -543,9 +538,7 @@ class Survivors:
         self.keyless_count = keyless
         return True
 
-    def _enter(
-        self, keys: kernels.KeyMap, columns: Columns, first: int, modulus: int, residue: int
-    ) -> tuple[bool, int]:
+    def _add(self, keys: kernels.KeyMap, columns: Columns, first: int, modulus: int, residue: int) -> tuple[bool, int]:
         """(whether the keys of these new records fit; number of surviving records without a key)."""
         table, ordinals = columns.table, columns.batch_ordinals
         removed = (aborted_batches(table, self._source.aborted) | ((table.attributes & CONTROL) != 0))[ordinals]

@@ -301,11 +301,7 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
     def _delete_unrecorded(self, topics: Iterable[str]) -> None:
         for topic in sorted(topics):
             names = [(info.key, _FILE.fullmatch(info.key)) for info in self._store.list(f"topic={topic}/")]
-            cut = [
-                key
-                for key, name in names
-                if name is not None and name[1] == self.job_id and int(name[2]) >= len(self._waves)
-            ]
+            cut = [key for key, name in names if name and name[1] == self.job_id and int(name[2]) >= len(self._waves)]
             delete_objects(self._store, "", cut, DeleteReason.EXPORT)
 
     def _key(self, name: str) -> str:

@@ -38,7 +38,7 @@ from tiered.jobs.compaction_passes import Combiner, GroupWork, KeyRun
 from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.orphan_deletion import ENTRIES_MAX, GRACE_MS, PARTITIONS_A_TASK, Deleted, GarbageList
 from tiered.jobs.rewriting import RewriteJob, RewriteOutcome, RewritePlan
-from tiered.jobs.runner import TASK_BYTES, Clock, packed, run_job
+from tiered.jobs.runner import TASK_BYTES, Clock, Done, packed, run_job
 from tiered.spark.source.planning import wall_ms
 
 if TYPE_CHECKING:
@@ -73,9 +73,7 @@ class SparkRunner:
     should_stop: Callable[[], bool] = field(default=lambda: False, kw_only=True)
     buffer_bytes: int = field(default=BUFFER_BYTES, kw_only=True)
 
-    def run(
-        self, description: str, work: Iterable[W], do: Callable[[W], R], total: int | None = None
-    ) -> Iterator[list[tuple[W, R]]]:
+    def run(self, description: str, work: Iterable[W], do: Callable[[W], R], total: int | None = None) -> Done[W, R]:
         """Yield one list for each wave; the driver holds the results. Raises Spark's error for a failed task."""
         everything = len(work) if isinstance(work, Sequence) else total
         done, remaining = 0, iter(work)
@@ -266,12 +264,9 @@ def compact(
     directory. `should_stop` ends the job between rounds. Raises as `tiered.jobs.bucket_compaction.compact_partitions`,
     and NotFound for a topic or partition that the bucket lacks.
     """
+    settings = options.get("settings") or {}
     bucket = bucket or Bucket(
-        url=url,
-        options=store_options or {},
-        key_ring=key_ring,
-        settings=options.get("settings") or {},
-        work_directory=work_directory,
+        url=url, options=store_options or {}, key_ring=key_ring, settings=settings, work_directory=work_directory
     )
     with bucket.opened() as store:
         names = _selected(store, topics, partitions, topic_id)
@@ -329,9 +324,8 @@ class _Layout:
     def of(plans: Sequence[CompactionPlan], buffer_bytes: int) -> _Layout:
         counts = [sum(row.record_count for group in plan.groups for row in group.entries) for plan in plans]
         bases = tuple(tuple(group.base_offset for group in plan.groups) for plan in plans)
-        return _Layout(
-            buffer_bytes, bases, tuple(compaction_passes.bucket_count(each, buffer_bytes) for each in counts)
-        )
+        buckets = tuple(compaction_passes.bucket_count(each, buffer_bytes) for each in counts)
+        return _Layout(buffer_bytes, bases, buckets)
 
     @property
     def first_slots(self) -> list[int]:
@@ -469,9 +463,8 @@ def _as_batches(rows: Iterable[tuple[Any, ...]], ddl: str) -> Iterator[pa.Record
 
 def _batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
     columns = zip(*rows, strict=True)
-    return pa.RecordBatch.from_arrays(
-        [_column(kind, values) for kind, values in zip(schema.types, columns, strict=True)], schema=schema
-    )
+    arrays = [_column(kind, values) for kind, values in zip(schema.types, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _column(kind: pa.DataType, values: Sequence[Any]) -> pa.Array[Any]:

@@ -468,10 +468,8 @@ def chosen_partitions(opened: Sequence[OpenPartition], options: ReadOptions) -> 
         if not ids and options.pattern is None:
             raise NotFound("cannot read with Spark, the topic was deleted", topic=topic)
         if len(ids) > 1:
-            needed = (
-                "cannot read with Spark, the bucket has several topics of this name, the option topicId is required"
-            )
-            raise InvalidRequest(needed, topic=topic, topic_ids=",".join(ids))
+            wrong = "cannot read with Spark, the bucket has several topics of this name"
+            raise InvalidRequest(f"{wrong}, the option topicId is required", topic=topic, topic_ids=",".join(ids))
     if options.partitions is None:
         return living
     by_name = {each.name.topic_partition: each for each in living}

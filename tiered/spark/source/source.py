@@ -26,7 +26,7 @@ from local.errors import InvalidRequest
 from remote.manifest.catalog import RemotePartitionName
 from tiered.inspect.segment_table import COLUMNS as SEGMENT_COLUMNS
 from tiered.inspect.segment_table import SCHEMA as SEGMENT_SCHEMA
-from tiered.inspect.segment_table import Row, TableOptions
+from tiered.inspect.segment_table import Row, TableOptions, record_batches, segment_rows
 from tiered.spark.options import (
     ReadOptions,
     SegmentsOptions,
@@ -157,7 +157,6 @@ class SegmentsReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from remote.external.external_formats import external_format
-        from tiered.inspect.segment_table import record_batches
         from tiered.spark.source.planning import side_by_side, wall_ms
 
         run: list[RemotePartitionName] | Any = partition.value
@@ -175,7 +174,6 @@ def partition_rows(
 ) -> Iterator[Row]:
     from remote.cache.chunk_cache import ChunkCache
     from remote.manifest.commit_protocol import MetadataLog
-    from tiered.inspect.segment_table import segment_rows
     from tiered.read.external_partition import external_source
 
     source = external_source(store, layout, name, ChunkCache(0)) if layout is not None else None

@@ -255,10 +255,8 @@ class StreamPlanner:
         def backlog(name: TopicPartition) -> int:
             """Bytes by the manifest alone; a part that is only partly inside counts by its share of offsets."""
             between = starts[name], ends[name]
-            return (
-                seen[name].source.ask(lambda index: sum(_bytes_of(each, *between) for each in index.parts(*between)))
-                or 0
-            )
+            ask = seen[name].source.ask
+            return ask(lambda index: sum(_bytes_of(each, *between) for each in index.parts(*between))) or 0
 
         sizes = dict(zip(ends, side_by_side(backlog, ends), strict=True))
         total = sum(sizes.values())
@@ -319,12 +317,8 @@ class BucketStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next batch. `limit` is `getDefaultReadLimit`'s, or unlimited if the trigger takes all."""
         is_unlimited = isinstance(limit, ReadAllAvailable)
         begin = StreamPosition.decode(start)
-        end = self._plan().next_end(
-            begin,
-            offsets_max=None if is_unlimited else self._options.offsets_max,
-            bytes_max=None if is_unlimited else self._options.bytes_max,
-            may_wait=not is_unlimited,
-        )
+        offsets_max, bytes_max = (None, None) if is_unlimited else (self._options.offsets_max, self._options.bytes_max)
+        end = self._plan().next_end(begin, offsets_max=offsets_max, bytes_max=bytes_max, may_wait=not is_unlimited)
         return start if end is begin else end.encode()
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802

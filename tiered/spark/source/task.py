@@ -67,16 +67,11 @@ def read_split(split: Split, options: ReadOptions, names: Sequence[str]) -> Iter
     Raises Corrupt for damaged bytes. Raises NotFound if a segment left the bucket since the plan, and
     `fail_on_data_loss` is on or a compacted view is read.
     """
+    # The log below a view has records that the view removed: older records of a key, and aborted ones.
+    is_strict = options.fail_on_data_loss or options.view is not None
+    keys, pin_ms, layout = options.bucket.keys(), options.pin_ms, options.layout
     with options.bucket.opened() as store:
-        for columns in split_columns(
-            store,
-            split,
-            options.bucket.keys(),
-            pin_ms=options.pin_ms,
-            # The log below a view has records that the view removed: older records of a key, and aborted ones.
-            fail_on_data_loss=options.fail_on_data_loss or options.view is not None,
-            layout=options.layout,
-        ):
+        for columns in split_columns(store, split, keys, pin_ms=pin_ms, fail_on_data_loss=is_strict, layout=layout):
             yield from record_batches(columns, names, split.topic, split.partition)
             del columns
 
