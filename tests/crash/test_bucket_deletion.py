@@ -372,7 +372,7 @@ def _let_everyone_in(made: MemoryStore, event: str) -> None:
 
 def test_a_deletion_without_a_check_of_the_writer_fences_a_started_ingest(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule broken by hand: the epoch is taken from any writer."""
-    monkeypatch.setattr(bucket_deletion, "_takeover_check", lambda plan, now_ms: lambda manifest: None)
+    monkeypatch.setattr(bucket_deletion, "_check_newest", lambda plan, now_ms, manifest: None)
     with pytest.raises(Fenced):
         test_another_process_between_two_calls_of_a_deletion_is_not_disturbed("an ingest begins")
 
