@@ -75,12 +75,18 @@ class RemoteLog(Readable, AbstractContextManager["RemoteLog"]):
 
     def topics(self) -> list[str]:
         """Names of the topics in the bucket, sorted, without deleted ones. Raises NotFound without a bucket."""
+        return sorted({name.topic for name in self.living_partitions()})
+
+    def living_partitions(self) -> list[RemotePartitionName]:
+        """The partitions of all topics that are not deleted, in order. Raises NotFound without a bucket."""
+        known = self._known()
         firsts: dict[tuple[str, str], RemotePartitionName] = {}
-        for name in self._known():
+        for name in known:
             firsts.setdefault((name.topic, name.topic_id), name)
         names = list(firsts.values())
-        deleted = side_by_side(self._is_known_deleted, names, threads=AT_ONCE, name="tiered-topics")
-        return sorted({name.topic for name, is_deleted in zip(names, deleted, strict=True) if not is_deleted})
+        flags = side_by_side(self._is_known_deleted, names, threads=AT_ONCE, name="tiered-topics")
+        deleted = {key for key, is_deleted in zip(firsts, flags, strict=True) if is_deleted}
+        return [name for name in known if (name.topic, name.topic_id) not in deleted]
 
     def topic_ids(self, topic: str) -> list[str]:
         """The ids of the topics of that name, sorted. Raises NotFound, naming the topics that exist."""
@@ -119,13 +125,35 @@ class RemoteLog(Readable, AbstractContextManager["RemoteLog"]):
         return manifest
 
     def refresh(self) -> None:
+        self.refresh_names()
+        with self._lock:
+            for source in self._sources.values():
+                if source.metadata is not None:
+                    source.metadata.load()
+
+    def refresh_names(self) -> None:
+        """Forget the names of topics and partitions: the next call lists them. Manifests stay cached."""
         with self._lock:
             self._names = None
             self._ids.clear()
             self._partitions.clear()
-            for source in self._sources.values():
-                if source.metadata is not None:
-                    source.metadata.load()
+
+    def refresh_partition(self, partition: TopicPartition) -> Manifest:
+        """The partition's newest manifest, requested now. Raises NotFound, also after the topic was deleted.
+
+        A deleted topic is forgotten, so that the next call finds a new topic of its name.
+        """
+        metadata = self._source(partition).metadata
+        if metadata is None:
+            raise NotFound("the partition has no manifest", partition=partition, store=self.store.url)
+        manifest = metadata.refresh()
+        if manifest.deleted_ms is None:
+            return manifest
+        with self._lock:
+            self._sources.pop(partition, None)
+        self.refresh_names()
+        wrong = "partition not found in the bucket, its topic was deleted"
+        raise NotFound(wrong, partition=partition, deleted_ms=manifest.deleted_ms)
 
     def gaps(self, partition: TopicPartition) -> list[tuple[int, int]]:
         """Offsets ``[start, end)`` missing between two segments of an external layout. Raises NotFound."""
@@ -228,17 +256,22 @@ class RemoteLog(Readable, AbstractContextManager["RemoteLog"]):
 
     def _source(self, partition: TopicPartition) -> PartitionSource:
         with self._lock:
-            if partition not in self._sources:
-                topic_id = self._meant(partition.topic)
-                layout = self._format()
-                if layout is None:
-                    self._sources[partition] = self._own_source(partition, topic_id)
-                else:
-                    named = {each.topic_partition: each for each in self._named(partition.topic, topic_id)}
-                    if (name := named.get(partition)) is None:
-                        raise NotFound("partition not found in the bucket", partition=partition, store=self.store.url)
-                    self._sources[partition] = external_source(self.store, layout, name, self._cache)
-            return self._sources[partition]
+            found = self._sources.get(partition)
+        if found is None:
+            made = self._made_source(partition)  # not under the lock: other partitions do not wait for this manifest
+            with self._lock:
+                found = self._sources.setdefault(partition, made)
+        return found
+
+    def _made_source(self, partition: TopicPartition) -> PartitionSource:
+        topic_id = self._meant(partition.topic)
+        layout = self._format()
+        if layout is None:
+            return self._own_source(partition, topic_id)
+        named = {each.topic_partition: each for each in self._named(partition.topic, topic_id)}
+        if (name := named.get(partition)) is None:
+            raise NotFound("partition not found in the bucket", partition=partition, store=self.store.url)
+        return external_source(self.store, layout, name, self._cache)
 
     def _own_source(self, partition: TopicPartition, topic_id: str) -> PartitionSource:
         prefix = partition_prefix(partition.topic, topic_id, partition.partition)

@@ -54,7 +54,19 @@ TREE: Mapping[str, str] = {
 # Commands added after the design. Each of them is in docs/reference/cli.md.
 BESIDE = {
     *("adopt", "fork", "import", "remote", "rewrite", "pipeline", "get-offsets", "delete-records", "transactions"),
-    *("compact", "view", "compaction", "log-dirs", "placement", "pause", "resume", "web", "completion", "rotate-keys"),
+    *(
+        "compact",
+        "view",
+        "compaction",
+        "log-dirs",
+        "placement",
+        "pause",
+        "resume",
+        "serve",
+        "web",
+        "completion",
+        "rotate-keys",
+    ),
 }
 
 LINES = (

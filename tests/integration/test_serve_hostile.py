@@ -1,0 +1,249 @@
+"""Bytes that are no requests, clients that never read, too many clients: each is closed, and the others are served."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from fake_source import ORDERS, SLOW, FakeSource
+
+from tiered.cli.main import invoke
+from tiered.serve import connection
+from tiered.serve.connection import Limits
+from tiered.serve.messages import Api
+from tiered.serve.server import KafkaServer
+
+pytestmark = pytest.mark.server
+VERSIONS = struct.pack(">hhih", Api.API_VERSIONS, 0, 7, -1)
+METADATA = struct.pack(">hhihi", Api.METADATA, 1, 8, -1, -1)
+
+
+@contextmanager
+def served(source: FakeSource | None = None, **limits: object) -> Iterator[KafkaServer]:
+    server = KafkaServer("127.0.0.1", 0, source or FakeSource(orders=50), limits=Limits(**limits))  # type: ignore[arg-type]
+    server.start()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def connect(server: KafkaServer) -> socket.socket:
+    client = socket.create_connection(server.address, timeout=30)
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return client
+
+
+def send(client: socket.socket, *requests: bytes) -> None:
+    client.sendall(b"".join(struct.pack(">i", len(each)) + each for each in requests))
+
+
+def receive(client: socket.socket) -> bytes:
+    (length,) = struct.unpack(">i", _exactly(client, 4))
+    return _exactly(client, length)
+
+
+def _exactly(client: socket.socket, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        piece = client.recv(length - len(data))
+        assert piece, "the server closed the connection"
+        data += piece
+    return data
+
+
+def is_closed(client: socket.socket) -> bool:
+    """Whether the server closed the connection; waits for that."""
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def correlation(response: bytes) -> int:
+    return int.from_bytes(response[:4], "big")
+
+
+def fetch(topic: str, offset: int, *, max_wait_ms: int = 0, limit: int = 1 << 20, correlation_id: int = 9) -> bytes:
+    name = topic.encode()
+    head = struct.pack(">hhih", Api.FETCH, 4, correlation_id, -1)
+    body = struct.pack(">iiiibi", -1, max_wait_ms, 1, limit, 0, 1)
+    return head + body + struct.pack(">h", len(name)) + name + struct.pack(">iiqi", 1, 0, offset, limit)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (struct.pack(">i", 2**31 - 1), "invalid length"),
+        (struct.pack(">i", -1), "invalid length"),
+        (struct.pack(">i", 0), "invalid length"),
+        (b"GET / HTTP/1.1\r\n\r\n", "without TLS"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "without TLS"),
+        (struct.pack(">ihhi", 8, 999, 0, 1), "unsupported request"),
+        (struct.pack(">ihhi", 8, Api.METADATA, 1, 1), "ends inside a field"),
+        (struct.pack(">ihhihi", 14, Api.METADATA, 1, 1, -1, 2**31 - 1), "too many items"),
+        (struct.pack(">ihhi", 8, 0, 9, 1), "unsupported request"),
+    ],
+)
+def test_bytes_that_are_no_request_close_the_connection_with_a_reason(
+    data: bytes, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served() as server, connect(server) as client, connect(server) as other:
+        client.sendall(data)
+        assert is_closed(client)
+        send(other, VERSIONS)
+        assert correlation(receive(other)) == 7
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert reason in line
+    assert "client=127.0.0.1:" in line
+
+
+def test_a_frame_that_ends_early_closes_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    with served() as server, connect(server) as other:
+        for data in (b"\0", struct.pack(">i", 100), struct.pack(">i", 100) + b"x" * 99):
+            with connect(server) as client:
+                client.sendall(data)
+                client.shutdown(socket.SHUT_WR)
+                assert is_closed(client)
+        send(other, VERSIONS)
+        assert correlation(receive(other)) == 7
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+def test_a_frame_in_single_bytes_is_a_request() -> None:
+    with served() as server, connect(server) as client:
+        for byte in struct.pack(">i", len(VERSIONS)) + VERSIONS:
+            client.sendall(bytes((byte,)))
+        assert correlation(receive(client)) == 7
+
+
+def test_pipelined_requests_are_answered_in_their_order() -> None:
+    source = FakeSource(orders=50, slow=50)
+    source.gates[SLOW] = threading.Event()
+    with served(source) as server, connect(server) as client, connect(server) as other:
+        send(client, fetch("slow", 0, max_wait_ms=60_000, correlation_id=1), VERSIONS, METADATA)
+        send(other, fetch("orders", 0), METADATA)
+        assert [correlation(receive(other)) for _ in range(2)] == [9, 8], "another client must not wait"
+        source.gates[SLOW].set()
+        assert [correlation(receive(client)) for _ in range(3)] == [1, 7, 8]
+
+
+def test_a_client_that_never_reads_is_closed_and_its_bytes_are_given_back(caplog: pytest.LogCaptureFixture) -> None:
+    source = FakeSource(orders=1 << 20)
+    with served(source, send_s=0.05) as server, connect(server) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        send(client, *[fetch("orders", 0, limit=16 << 20)] * 8)
+        assert _is_reset(client)
+        assert server._service.load.unsent_bytes == 0
+    assert "the client neither sends nor reads" in caplog.text
+
+
+def _is_reset(client: socket.socket) -> bool:
+    """Wait without reading until the server resets the connection."""
+    poll = select.poll()
+    poll.register(client, select.POLLHUP | select.POLLERR)
+    return bool(poll.poll(30_000))
+
+
+def test_a_rest_of_a_frame_that_never_comes_ends_the_connection(caplog: pytest.LogCaptureFixture) -> None:
+    with served(frame_s=0.02) as server, connect(server) as client:
+        client.sendall(struct.pack(">i", 100) + b"x")
+        assert is_closed(client)
+    assert "the client neither sends nor reads" in caplog.text
+
+
+def test_an_idle_connection_is_closed_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with served(idle_s=0.02) as server, connect(server) as client:
+        assert is_closed(client)
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+def test_connections_above_the_limit_are_refused_and_later_ones_accepted(caplog: pytest.LogCaptureFixture) -> None:
+    with served(connections_max=3) as server:
+        with ExitStack() as stack:
+            clients = [stack.enter_context(connect(server)) for _ in range(3)]
+            for client in clients:
+                send(client, VERSIONS)
+                receive(client)
+            for _ in range(12):
+                with connect(server) as refused:
+                    assert is_closed(refused)
+            send(clients[0], METADATA)
+            assert correlation(receive(clients[0])) == 8
+        while server._tasks:
+            pass
+        with connect(server) as client:
+            send(client, VERSIONS)
+            assert correlation(receive(client)) == 7
+    lines = [each.getMessage() for each in caplog.records if "refused" in each.getMessage()]
+    assert [line.rpartition("times=")[2] for line in lines] == ["1", "10"]
+
+
+def test_close_ends_long_polls_and_connections() -> None:
+    source = FakeSource(orders=0)
+    with served(source) as server, connect(server) as client:
+        send(client, fetch("orders", 0, max_wait_ms=60_000))
+        while not source.reads:
+            pass
+        server.close()
+        assert is_closed(client)
+        assert not server._thread.is_alive()
+
+
+def test_an_error_of_ours_closes_one_connection_with_a_traceback(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    with served() as server, connect(server) as other:
+        send(other, VERSIONS)
+        receive(other)
+        with monkeypatch.context() as patch, connect(server) as client:
+            patch.setattr(connection, "answer", broken)
+            send(client, METADATA)
+            assert is_closed(client)
+        send(other, METADATA)
+        assert correlation(receive(other)) == 8
+    assert "internal error" in caplog.text
+    assert ORDERS.topic not in caplog.text
+
+
+def test_the_command_serves_a_bucket_until_a_signal(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in ("init", "topic create orders -p 2 -X remote.storage.enable=true", "run --once"):
+        assert invoke(["-q", *words.split()]) == 0
+    words = ["--log-format", "json", "serve", "--remote", (tmp_path / "bucket").as_uri(), "--port", "0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tiered", *words, "--cache-dir", "cache"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert "serving 1 topic" in line, line
+        port = int(line.partition("127.0.0.1:")[2].split()[0])
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+            send(client, METADATA)
+            assert b"orders" in receive(client)
+            client.sendall(b"\xff" * 8)
+            assert is_closed(client)
+        assert "connection closed" in json.loads(process.stderr.readline())["message"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,216 @@
+"""Fetch: limits of bytes, the long poll, isolation, errors, and reads that hang."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from fake_source import BATCH, IDS, ORDERS, SLOW, FakeSource, run
+
+from local.errors import AccessDenied, Corrupt, LogError, NotFound, Unavailable
+from local.index.txn_index import AbortedTransaction
+from tiered.serve.handlers import fetch as fetching
+from tiered.serve.handlers.fetch import fetch
+from tiered.serve.handlers.service import LEAST_BYTES, UNSENT_BYTES_MAX, Service
+from tiered.serve.messages import Error, FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
+
+
+def request(*partitions: tuple[str, int], **changes: object) -> FetchRequest:
+    """A fetch of partition 0 of topics, each from an offset."""
+    limit = changes.pop("partition_max_bytes", 10 * BATCH)
+    epoch = changes.pop("current_leader_epoch", -1)
+    topics = tuple(
+        FetchTopic(
+            topic=topic,
+            partitions=(
+                FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=limit, current_leader_epoch=epoch),
+            ),
+        )
+        for topic, offset in partitions
+    )
+    return FetchRequest(**{"max_wait_ms": 0, "min_bytes": 1, "max_bytes": 1 << 20, "topics": topics, **changes})
+
+
+def fetched(source: FakeSource, asked: FetchRequest) -> list[PartitionData]:
+    return parts(run(source, lambda service: fetch(service, asked)))
+
+
+def parts(response: FetchResponse) -> list[PartitionData]:
+    assert response.error_code is Error.NONE
+    return [partition for topic in response.responses for partition in topic.partitions]
+
+
+def offsets(data: PartitionData) -> list[int]:
+    return [int(bytes(run)) for run in data.records]
+
+
+def test_batches_from_the_offset_up_to_the_limit_of_the_partition() -> None:
+    (found,) = fetched(FakeSource(orders=50), request(("orders", 7), partition_max_bytes=3 * BATCH + 1))
+    assert offsets(found) == [7, 8, 9]
+    assert (found.high_watermark, found.last_stable_offset, found.log_start_offset) == (50, 50, 0)
+    assert found.aborted_transactions is None
+
+
+def test_a_batch_larger_than_all_limits_is_sent_first_but_not_second() -> None:
+    source = FakeSource(orders=50, slow=50)
+    asked = request(("orders", 7), ("slow", 8), partition_max_bytes=1, max_bytes=10)
+    assert [offsets(each) for each in fetched(source, asked)] == [[7], []]
+
+
+def test_max_bytes_bounds_all_partitions_together() -> None:
+    source = FakeSource(orders=50, slow=50)
+    asked = request(("orders", 0), ("slow", 0), max_bytes=12 * BATCH)
+    assert [len(offsets(each)) for each in fetched(source, asked)] == [10, 2]
+
+
+def test_bytes_that_slow_clients_hold_reduce_the_response() -> None:
+    source = FakeSource(orders=5000)
+
+    async def work(service: Service) -> FetchResponse:
+        with service.load.sending(UNSENT_BYTES_MAX):
+            return await fetch(service, request(("orders", 0), partition_max_bytes=1 << 20))
+
+    (found,) = parts(run(source, work))
+    assert len(found.records) * BATCH <= LEAST_BYTES
+
+
+def test_committed_reads_end_at_the_last_stable_offset_and_name_aborted_transactions() -> None:
+    source = FakeSource(orders=50)
+    source.stable[ORDERS] = 3
+    source.aborted = [AbortedTransaction(producer_id=9, first_offset=1, last_offset=2, last_stable_offset=3)]
+    (found,) = fetched(source, request(("orders", 0), isolation_level=1))
+    assert offsets(found) == [0, 1, 2]
+    assert (found.high_watermark, found.last_stable_offset) == (50, 3)
+    assert [(each.producer_id, each.first_offset) for each in found.aborted_transactions or ()] == [(9, 1)]
+
+
+@pytest.mark.parametrize("offset", [3, 51])
+def test_an_offset_outside_the_log_is_an_error_with_no_wait(offset: int) -> None:
+    source = FakeSource(orders=50)
+    source.starts[ORDERS] = 10
+    (found,) = fetched(source, request(("orders", offset), max_wait_ms=1 << 30))
+    assert (found.error_code, found.records) == (Error.OFFSET_OUT_OF_RANGE, ())
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Unavailable("down"), Error.KAFKA_STORAGE_ERROR),
+        (AccessDenied("no key"), Error.KAFKA_STORAGE_ERROR),
+        (NotFound("replaced", object="x"), Error.KAFKA_STORAGE_ERROR),
+        (NotFound("deleted"), Error.UNKNOWN_TOPIC_OR_PARTITION),
+        (Corrupt("damaged"), Error.CORRUPT_MESSAGE),
+    ],
+)
+def test_an_error_of_one_partition_leaves_the_others_readable(error: LogError, code: Error) -> None:
+    source = FakeSource(orders=50, slow=50)
+    source.errors[SLOW] = error
+    slow, orders = fetched(source, request(("slow", 0), ("orders", 0)))
+    assert (slow.error_code, slow.records) == (code, ())
+    assert len(offsets(orders)) == 10
+
+
+@pytest.mark.parametrize(
+    ("claimed", "code"),
+    [(-1, Error.NONE), (5, Error.NONE), (4, Error.FENCED_LEADER_EPOCH), (6, Error.UNKNOWN_LEADER_EPOCH)],
+)
+def test_a_leader_epoch_other_than_the_current_one_is_refused(claimed: int, code: Error) -> None:
+    (found,) = fetched(FakeSource(orders=50), request(("orders", 0), current_leader_epoch=claimed))
+    assert found.error_code is code
+
+
+def test_unknown_topics_are_refused_by_name_and_by_id() -> None:
+    source = FakeSource(orders=50)
+    (found,) = fetched(source, request(("nope", 0)))
+    assert found.error_code is Error.UNKNOWN_TOPIC_OR_PARTITION
+    partition = FetchPartition(partition=0, fetch_offset=1, partition_max_bytes=BATCH)
+    wanted = tuple(FetchTopic(topic_id=each, partitions=(partition,)) for each in (IDS["orders"], IDS["slow"], None))
+    asked = FetchRequest(max_wait_ms=0, min_bytes=1, max_bytes=1 << 20, topics=wanted)
+    codes = [(each.error_code, offsets(each)) for each in fetched(source, asked)]
+    assert codes == [(Error.NONE, [1]), (Error.UNKNOWN_TOPIC_ID, []), (Error.UNKNOWN_TOPIC_ID, [])]
+    assert {name for name, _, _ in source.reads} == {ORDERS}, "an unknown partition must not reach the source"
+
+
+def test_a_bucket_that_cannot_be_listed_is_an_error_that_clients_retry() -> None:
+    source = FakeSource(orders=50)
+    source.topics_error = Unavailable("down")
+    (found,) = fetched(source, request(("orders", 0)))
+    assert found.error_code is Error.KAFKA_STORAGE_ERROR
+
+
+@pytest.mark.parametrize(("session_id", "epoch"), [(7, 1), (0, 1), (7, -1)])
+def test_a_fetch_session_is_refused_and_never_offered(session_id: int, epoch: int) -> None:
+    asked = request(("orders", 0), session_id=session_id, session_epoch=epoch)
+    refused = run(FakeSource(orders=1), lambda service: fetch(service, asked))
+    assert (refused.error_code, refused.session_id) == (Error.FETCH_SESSION_ID_NOT_FOUND, 0)
+    begun = run(FakeSource(orders=1), lambda service: fetch(service, request(("orders", 0), session_epoch=0)))
+    assert (begun.error_code, begun.session_id) == (Error.NONE, 0)
+
+
+def test_the_long_poll_ends_with_news_of_a_watched_partition() -> None:
+    source = FakeSource(orders=50, slow=50)
+
+    async def work(service: Service) -> FetchResponse:
+        waiting = asyncio.create_task(fetch(service, request(("orders", 50), ("slow", 50), max_wait_ms=60_000)))
+        while not (source.watched and len(source.reads) >= 2):
+            await asyncio.sleep(0)
+        source.extend(SLOW, 3)
+        return await waiting
+
+    orders, slow = parts(run(source, work))
+    assert (offsets(orders), offsets(slow)) == ([], [50, 51, 52])
+    assert source.watched == [], "the watch must end with the fetch"
+
+
+def test_news_between_the_watch_and_the_first_read_are_not_lost() -> None:
+    source = FakeSource(orders=50)
+    source.on_watch = lambda: source.extend(ORDERS, 1)
+    (found,) = fetched(source, request(("orders", 50), max_wait_ms=60_000))
+    assert offsets(found) == [50]
+
+
+def test_min_bytes_waits_for_as_many_bytes() -> None:
+    source = FakeSource(orders=1)
+
+    async def work(service: Service) -> FetchResponse:
+        asked = request(("orders", 0), max_wait_ms=60_000, min_bytes=3 * BATCH)
+        waiting = asyncio.create_task(fetch(service, asked))
+        for reads in (1, 2):
+            while len(source.reads) < reads:
+                await asyncio.sleep(0)
+            source.extend(ORDERS, 1)
+        return await waiting
+
+    (found,) = parts(run(source, work))
+    assert offsets(found) == [0, 1, 2]
+
+
+def test_a_partition_that_hangs_does_not_delay_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def all_but_the_slow_one(pending, timeout_s: float):
+        """The time is over once a single read is left."""
+        if len(pending) == 1:
+            return set()
+        return (await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED))[0]
+
+    monkeypatch.setattr(fetching, "_some_done", all_but_the_slow_one)
+    source = FakeSource(orders=50, slow=50)
+    source.gates[SLOW] = threading.Event()
+
+    async def work(service: Service) -> list[FetchResponse]:
+        asked = request(("slow", 0), ("orders", 0))
+        return [await fetch(service, asked) for _ in range(40)]
+
+    for response in run(source, work):
+        slow, orders = parts(response)
+        assert (slow.error_code, offsets(slow)) == (Error.NONE, [])
+        assert len(offsets(orders)) == 10
+    assert len([name for name, _, _ in source.reads if name == SLOW]) == 1, (
+        "later fetches must join the read that hangs"
+    )
+
+
+def test_a_partition_that_is_named_twice_is_read_once() -> None:
+    source = FakeSource(orders=50)
+    one, two = fetched(source, request(("orders", 0), ("orders", 0)))
+    assert offsets(one) == offsets(two) == list(range(10))

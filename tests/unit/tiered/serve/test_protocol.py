@@ -1,0 +1,306 @@
+"""Frames of every served version, with `kio`'s own reader and writer as the oracle, and bytes that are no requests."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import io
+import struct
+import tracemalloc
+import types
+from typing import Any, Union, get_args, get_origin
+from uuid import UUID
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from kio.index import load_request_schema, load_response_schema
+from kio.schema.errors import ErrorCode
+from kio.serial import entity_reader, entity_writer
+
+from local.errors import InvalidRequest
+from tiered.serve.codec import ITEMS_MAX
+from tiered.serve.messages import (
+    AbortedTransaction,
+    Api,
+    ApiVersion,
+    ApiVersionsResponse,
+    DescribeClusterBroker,
+    DescribeClusterResponse,
+    EpochEndOffset,
+    Error,
+    FetchableTopicResponse,
+    FetchResponse,
+    ListOffsetsPartitionResponse,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderTopicResult,
+    PartitionData,
+)
+from tiered.serve.protocol import SERVED, Header, Received, Unsupported, api_versions, encode, parse
+
+VERSIONS = [(key, version) for key, each in SERVED.items() for version in range(each.min_version, each.max_version + 1)]
+PRODUCE, FIND_COORDINATOR = 0, 10
+RESPONSES = {
+    Api.FETCH: FetchResponse(
+        responses=(
+            FetchableTopicResponse(
+                topic="orders",
+                topic_id=UUID(int=7),
+                partitions=(
+                    PartitionData(
+                        partition_index=3,
+                        high_watermark=10,
+                        last_stable_offset=9,
+                        log_start_offset=1,
+                        aborted_transactions=(AbortedTransaction(producer_id=5, first_offset=2),),
+                        records=(b"first run ", memoryview(b"second run" * 1000)),
+                    ),
+                    PartitionData(partition_index=4, error_code=Error.OFFSET_OUT_OF_RANGE),
+                ),
+            ),
+        )
+    ),
+    Api.LIST_OFFSETS: ListOffsetsResponse(
+        topics=(
+            ListOffsetsTopicResponse(
+                name="orders",
+                partitions=(
+                    ListOffsetsPartitionResponse(partition_index=1, timestamp=5, offset=6, leader_epoch=7),
+                    ListOffsetsPartitionResponse(partition_index=2, error_code=Error.UNSUPPORTED_VERSION),
+                ),
+            ),
+        )
+    ),
+    Api.METADATA: MetadataResponse(
+        brokers=(MetadataResponseBroker(node_id=0, host="hôte", port=9092),),
+        cluster_id="cluster",
+        controller_id=0,
+        topics=(
+            MetadataResponseTopic(
+                name="orders",
+                topic_id=UUID(int=7),
+                partitions=(
+                    MetadataResponsePartition(partition_index=0, leader_id=0, replica_nodes=(0,), isr_nodes=(0,)),
+                ),
+            ),
+            MetadataResponseTopic(name=None, topic_id=UUID(int=8), error_code=Error.UNKNOWN_TOPIC_ID),
+        ),
+    ),
+    Api.API_VERSIONS: ApiVersionsResponse(api_keys=(ApiVersion(api_key=1, min_version=4, max_version=18),)),
+    Api.OFFSET_FOR_LEADER_EPOCH: OffsetForLeaderEpochResponse(
+        topics=(
+            OffsetForLeaderTopicResult(
+                topic="orders", partitions=(EpochEndOffset(partition=1, leader_epoch=2, end_offset=3),)
+            ),
+        )
+    ),
+    Api.DESCRIBE_CLUSTER: DescribeClusterResponse(
+        cluster_id="cluster", controller_id=0, brokers=(DescribeClusterBroker(broker_id=0, host="h", port=1),)
+    ),
+}
+
+
+def sample(schema: type) -> Any:
+    """An instance of a `kio` class with a value in every field, from the field's position."""
+    return schema(**{each.name: _value(each, at) for at, each in enumerate(dataclasses.fields(schema))})
+
+
+def _value(field: Any, at: int) -> object:
+    hint, kind = field.type, field.metadata.get("kafka_type")
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = (each for each in get_args(hint) if each is not types.NoneType)
+    is_array = get_origin(hint) is tuple
+    item = get_args(hint)[0] if is_array else hint
+    plain = {"string": f"text {at}", "bool": True, "uuid": UUID(int=at + 1)}
+    value = sample(item) if kind is None else plain.get(kind, at)
+    if kind == "timedelta_i32":
+        value = datetime.timedelta(milliseconds=at + 100)
+    return (value, value) if is_array else value
+
+
+def _plain(value: Any) -> Any:
+    """A message of either kind as plain values, to compare them."""
+    match value:
+        case datetime.timedelta():
+            return value // datetime.timedelta(milliseconds=1)
+        case tuple() | list():
+            return [_plain(each) for each in value]
+        case _ if dataclasses.is_dataclass(value):
+            return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    return value
+
+
+def frame_of(key: int, version: int, request: Any, client_id: str | None = "tester") -> bytes:
+    """The frame without its length, written by `kio`."""
+    head = type(request).__header_schema__(
+        request_api_key=key, request_api_version=version, correlation_id=77, client_id=client_id
+    )
+    buffer = io.BytesIO()
+    entity_writer(type(head))(buffer, head)
+    entity_writer(type(request))(buffer, request)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(("key", "version"), VERSIONS)
+def test_a_request_is_read_as_kio_wrote_it(key: int, version: int) -> None:
+    written = sample(load_request_schema(key, version))
+    received = parse(frame_of(key, version, written))
+    assert isinstance(received, Received)
+    assert received.header == Header(api_key=key, api_version=version, correlation_id=77, client_id="tester")
+    assert type(received.request) is SERVED[key].request
+    _assert_same(_plain(received.request), _plain(written))
+
+
+def _assert_same(ours: Any, theirs: Any) -> None:
+    """Every field of ours that the version has must have the version's value."""
+    if not isinstance(ours, dict):
+        if isinstance(ours, list):
+            assert len(ours) == len(theirs)
+            for one, other in zip(ours, theirs, strict=True):
+                _assert_same(one, other)
+        else:
+            assert ours == theirs
+        return
+    for name, value in ours.items():
+        other = theirs.get(name.removesuffix("_ms"), None)
+        if other is not None:
+            _assert_same(value, other)
+
+
+@pytest.mark.parametrize(("key", "version"), VERSIONS)
+def test_a_response_is_read_by_kio_as_it_was_written(key: int, version: int) -> None:
+    schema = load_response_schema(key, version)
+    header = Header(api_key=key, api_version=version, correlation_id=77)
+    pieces = encode(header, RESPONSES[Api(key)])
+    data = b"".join(pieces)
+    assert struct.unpack_from(">i", data)[0] == len(data) - 4
+    head, size = entity_reader(schema.__header_schema__)(data, 4)
+    assert head.correlation_id == 77
+    found, length = entity_reader(schema)(data, 4 + size)
+    assert 4 + size + length == len(data)
+    expected = _plain(RESPONSES[Api(key)])
+    for topic in expected.get("responses", ()):
+        for partition in topic["partitions"]:
+            partition["records"] = b"".join(bytes(each) for each in partition["records"])
+    for topic in expected["topics"] if key == Api.METADATA else ():
+        topic["name"] = topic["name"] if version >= 12 or topic["name"] is not None else ""
+    _assert_all_of_theirs(_plain(found), expected)
+
+
+def _assert_all_of_theirs(theirs: Any, ours: Any) -> None:
+    for name, value in theirs.items():
+        for suffix in ("", "_ms"):
+            if name + suffix in ours:
+                mine = ours[name + suffix]
+                if isinstance(value, list) and value and isinstance(value[0], dict):
+                    assert len(value) == len(mine), name
+                    for one, other in zip(value, mine, strict=True):
+                        _assert_all_of_theirs(one, other)
+                else:
+                    assert value == mine, name
+
+
+def test_record_batches_are_not_copied() -> None:
+    run = memoryview(bytes(1 << 20))
+    response = FetchResponse(
+        responses=(FetchableTopicResponse(partitions=(PartitionData(partition_index=0, records=(run,)),)),)
+    )
+    encode(Header(api_key=Api.FETCH, api_version=13, correlation_id=1), response)  # imports the version's classes
+    tracemalloc.start()
+    try:
+        pieces = encode(Header(api_key=Api.FETCH, api_version=13, correlation_id=1), response)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+    assert any(piece is run for piece in pieces)
+
+
+def test_an_unknown_version_of_api_versions_is_answered_in_version_0() -> None:
+    frame = struct.pack(">hhi", Api.API_VERSIONS, 99, 5) + b"\xff whatever the newer version has"
+    refused = parse(frame)
+    assert isinstance(refused, Unsupported)
+    data = b"".join(refused.pieces)
+    schema = load_response_schema(Api.API_VERSIONS, 0)
+    found, _ = entity_reader(schema)(data, 8)
+    assert found.error_code is ErrorCode.unsupported_version
+    assert {each.api_key: (each.min_version, each.max_version) for each in found.api_keys} == {
+        key: (each.min_version, each.max_version) for key, each in SERVED.items()
+    }
+    assert {each.api_key for each in api_versions().api_keys} == set(SERVED)
+
+
+@pytest.mark.parametrize("version", range(4))
+def test_an_api_that_is_not_served_gets_its_own_error_response(version: int) -> None:
+    refused = parse(frame_of(FIND_COORDINATOR, version, sample(load_request_schema(FIND_COORDINATOR, version))))
+    assert isinstance(refused, Unsupported)
+    data = b"".join(refused.pieces)
+    schema = load_response_schema(FIND_COORDINATOR, version)
+    head, size = entity_reader(schema.__header_schema__)(data, 4)
+    found, length = entity_reader(schema)(data, 4 + size)
+    assert (head.correlation_id, found.error_code) == (77, ErrorCode.unsupported_version)
+    assert 4 + size + length == len(data)
+
+
+@pytest.mark.parametrize(
+    ("key", "version"), [(PRODUCE, 9), (PRODUCE, 99), (999, 0), (-1, -1), (Api.FETCH, 3), (Api.FETCH, 99)]
+)
+def test_a_request_without_a_response_that_says_so_is_refused(key: int, version: int) -> None:
+    with pytest.raises(InvalidRequest, match=r"unsupported request.*version="):
+        parse(struct.pack(">hhi", key, version, 1) + b"\0" * 40)
+
+
+@given(st.binary(max_size=200))
+@example(b"")
+def test_random_bytes_are_a_request_or_refused(data: bytes) -> None:
+    _parse_or_refuse(data)
+
+
+@given(st.sampled_from(VERSIONS), st.integers(0, 10**6), st.binary(min_size=1, max_size=8), st.booleans())
+def test_damaged_requests_are_read_or_refused(
+    target: tuple[int, int], at: int, damage: bytes, is_truncated: bool
+) -> None:
+    frame = frame_of(*target, sample(load_request_schema(*target)))
+    at %= len(frame)
+    _parse_or_refuse(frame[:at] if is_truncated else frame[:at] + damage + frame[at + len(damage) :])
+
+
+def _parse_or_refuse(data: bytes) -> None:
+    try:
+        parse(data)
+    except InvalidRequest:
+        return
+
+
+@pytest.mark.parametrize("version", [1, 12])
+def test_a_count_beyond_the_bytes_of_a_frame_allocates_nothing(version: int) -> None:
+    head = struct.pack(">hhih", Api.METADATA, version, 1, -1)
+    frame = head + (struct.pack(">i", 2**31 - 1) if version == 1 else b"\0\xff\xff\xff\xff\x07")
+    _parse_or_refuse(frame)  # imports the version's classes
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest, match="too many items"):
+            parse(frame)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_more_items_than_the_limit_are_refused() -> None:
+    count = ITEMS_MAX + 1
+    frame = struct.pack(">hhihi", Api.METADATA, 1, 1, -1, count) + b"\0\0" * count
+    with pytest.raises(InvalidRequest, match="too many items"):
+        parse(frame)
+
+
+def test_null_where_the_format_has_none_and_bytes_after_a_request_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="null"):
+        parse(struct.pack(">hhihih", Api.METADATA, 1, 1, -1, 1, -1))
+    frame = frame_of(Api.METADATA, 1, sample(load_request_schema(Api.METADATA, 1)))
+    with pytest.raises(InvalidRequest, match="bytes follow"):
+        parse(frame + b"\0")

@@ -1,0 +1,343 @@
+"""Bytes of messages, read and written by a schema: a dataclass of `kio` for one version of one message.
+
+`kio` has readers and writers of its own. The codec replaces them for two reasons:
+
+- Its reader allocates an array for the count in a frame before it reads an item: 20 bytes end the process.
+- Its writer copies record batches. Here a buffer of `records` is passed on as it is.
+
+| bound of a request | reason |
+|---|---|
+| an array has at most as many items as bytes follow | an item has at least one byte |
+| ITEMS_MAX items in all arrays together | an item costs up to some hundred bytes of memory |
+
+Source of the formats: https://kafka.apache.org/protocol (primitive types), KIP-482 (compact and tagged fields).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+import types
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from uuid import UUID
+
+from local.errors import InvalidRequest
+from tiered.serve.messages import Piece
+
+ITEMS_MAX = 100_000
+UVARINT_BYTES_MAX = 5
+_BOOL, _INT8, _INT16 = struct.Struct(">?"), struct.Struct(">b"), struct.Struct(">h")
+_INT32, _INT64 = struct.Struct(">i"), struct.Struct(">q")
+_FIXED = {
+    "bool": _BOOL,
+    "int8": _INT8,
+    "int16": _INT16,
+    "error_code": _INT16,
+    "int32": _INT32,
+    "timedelta_i32": _INT32,
+    "int64": _INT64,
+    "timedelta_i64": _INT64,
+    "datetime_i64": _INT64,
+    "uint16": struct.Struct(">H"),
+    "uint32": struct.Struct(">I"),
+    "float64": struct.Struct(">d"),
+}
+_NO_UUID = UUID(int=0)
+M = TypeVar("M")
+
+
+class Cursor:
+    """A position in the bytes of one request. Every verb raises InvalidRequest if the bytes end too early."""
+
+    __slots__ = ("_data", "_items", "at")
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._items = 0
+        self.at = 0
+
+    @property
+    def remaining(self) -> int:
+        return len(self._data) - self.at
+
+    def take(self, length: int) -> memoryview:
+        if not 0 <= length <= self.remaining:
+            raise InvalidRequest("invalid request, it ends inside a field", at=self.at, length=length)
+        self.at += length
+        return self._data[self.at - length : self.at]
+
+    def number(self, form: struct.Struct) -> Any:  # noqa: ANN401 - int, bool or float by its form
+        return form.unpack(self.take(form.size))[0]
+
+    def uvarint(self) -> int:
+        value = 0
+        for at in range(UVARINT_BYTES_MAX):
+            byte = self.take(1)[0]
+            value |= (byte & 0x7F) << (7 * at)
+            if byte < 0x80:
+                return value
+        raise InvalidRequest("invalid request, a length has more than five bytes", at=self.at)
+
+    def length(self, form: struct.Struct | None) -> int:
+        """The length of a string or an array; -1 for null. `form` None: compact."""
+        length: int = self.uvarint() - 1 if form is None else self.number(form)
+        if length < -1:
+            raise InvalidRequest("invalid request, a length is negative", at=self.at, length=length)
+        return length
+
+    def count(self, form: struct.Struct | None) -> int:
+        """The number of items of an array; -1 for null."""
+        count = self.length(form)
+        self._items += max(count, 0)
+        if count > self.remaining or self._items > ITEMS_MAX:
+            raise InvalidRequest("invalid request, an array has too many items", at=self.at, items=count)
+        return count
+
+    def text(self, form: struct.Struct | None) -> str | None:
+        length = self.length(form)
+        try:
+            return None if length < 0 else str(self.take(length), "utf-8")
+        except UnicodeDecodeError:
+            raise InvalidRequest("invalid request, a string is not UTF-8", at=self.at) from None
+
+    def skip_tagged(self) -> None:
+        for _ in range(self.uvarint()):
+            self.uvarint()
+            self.take(self.uvarint())
+
+
+class Frame:
+    """The bytes of one response in `pieces`: small fields joined, record batches as they are."""
+
+    def __init__(self) -> None:
+        self._small = bytearray(4)  # the length prefix, set by `close`
+        self.pieces: list[Piece] = [self._small]
+        self.size_bytes = 4
+
+    def write(self, data: Piece) -> None:
+        before = len(self._small)
+        self._small += data
+        self.size_bytes += len(self._small) - before
+
+    def number(self, form: struct.Struct, value: object) -> None:
+        self.write(form.pack(value))
+
+    def uvarint(self, value: int) -> None:
+        while value >= 0x80:
+            self.write(bytes((value & 0x7F | 0x80,)))
+            value >>= 7
+        self.write(bytes((value,)))
+
+    def length(self, form: struct.Struct | None, length: int) -> None:
+        """Write the length of a string or an array; -1 for null. `form` None: compact."""
+        if form is None:
+            self.uvarint(length + 1)
+        else:
+            self.number(form, length)
+
+    def text(self, form: struct.Struct | None, text: str | None) -> None:
+        data = b"" if text is None else text.encode()
+        self.length(form, -1 if text is None else len(data))
+        self.write(data)
+
+    def append(self, data: Piece) -> None:
+        """Add a buffer without a copy. It must not change until the frame was sent."""
+        self.pieces.append(data)
+        self._small = bytearray()
+        self.pieces.append(self._small)
+        self.size_bytes += memoryview(data).nbytes
+
+    def close(self) -> list[Piece]:
+        """Set the length prefix and return the pieces."""
+        first = self.pieces[0]
+        assert isinstance(first, bytearray)
+        _INT32.pack_into(first, 0, self.size_bytes - 4)
+        return [piece for piece in self.pieces if len(piece)]
+
+
+class _Field(NamedTuple):
+    name: str  # of the message, see `tiered.serve.messages`
+    kind: str | None  # Kafka's type; None for a struct
+    item: type  # the schema of a struct
+    is_array: bool
+    is_nullable: bool
+    tag: int | None
+    default: object
+
+
+Read = Callable[[Cursor], Any]
+Write = Callable[[Frame, Any], None]
+
+
+def reader_of(schema: type, message: type[M]) -> Callable[[Cursor], M]:
+    """Return a function that reads `message` in the format of `schema`. It raises InvalidRequest for other bytes."""
+    return _struct_reader(schema, message)
+
+
+def writer_of(schema: type, message: type | None) -> Write:
+    """Return a function that writes `message`, or only defaults for None, in the format of `schema`."""
+    return _struct_writer(schema, message)
+
+
+def is_flexible(schema: type) -> bool:
+    return bool(schema.__flexible__)  # type: ignore[attr-defined]
+
+
+def _fields(schema: type) -> list[_Field]:
+    return [_field(each) for each in dataclasses.fields(schema)]
+
+
+def _field(field: dataclasses.Field[Any]) -> _Field:
+    hint: Any = field.type
+    kind, tag = field.metadata.get("kafka_type"), field.metadata.get("tag")
+    is_nullable = False
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = (each for each in get_args(hint) if each is not types.NoneType)
+        is_nullable = kind != "uuid" and tag is None
+    is_array = get_origin(hint) is tuple
+    item = get_args(hint)[0] if is_array else hint
+    name = f"{field.name}_ms" if kind is not None and kind.startswith("timedelta") else field.name
+    default = field.default
+    if default is dataclasses.MISSING:
+        default = None if is_nullable else () if is_array else _zero(kind)
+    elif isinstance(default, timedelta):
+        default = default // timedelta(milliseconds=1)
+    return _Field(name, kind, item, is_array, is_nullable, tag, default)
+
+
+def _zero(kind: str | None) -> object:
+    return "" if kind == "string" else () if kind in ("records", "bytes") else None if kind in (None, "uuid") else 0
+
+
+def _nested(message: type | None) -> dict[str, type]:
+    """The message classes of the fields that are structs or arrays of structs."""
+    found: dict[str, type] = {}
+    for name, hint in (get_type_hints(message) if message is not None else {}).items():
+        alternatives = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        for each in alternatives:
+            item = get_args(each)[0] if get_origin(each) is tuple else each
+            if dataclasses.is_dataclass(item) and isinstance(item, type):
+                found[name] = item
+    return found
+
+
+def _struct_reader(schema: type, message: type[Any] | None) -> Read:
+    """A reader of a struct; with `message` None the value is None."""
+    is_compact, nested = is_flexible(schema), _nested(message)
+    names = {each.name for each in dataclasses.fields(message)} if message is not None else set()
+    steps = [
+        (each.name, each.name in names, _value_reader(each, nested.get(each.name), is_compact=is_compact))
+        for each in _fields(schema)
+        if each.tag is None
+    ]
+
+    def read(cursor: Cursor) -> Any:  # noqa: ANN401 - an instance of `message`
+        values = {}
+        for name, is_kept, read_value in steps:
+            value = read_value(cursor)
+            if is_kept:
+                values[name] = value
+        if is_compact:
+            cursor.skip_tagged()
+        return message(**values) if message is not None else None
+
+    return read
+
+
+def _value_reader(field: _Field, message: type | None, *, is_compact: bool) -> Read:
+    read_item = _struct_reader(field.item, message) if field.kind is None else _plain_reader(field, is_compact)
+    if not field.is_array:
+        return read_item
+    form = None if is_compact else _INT32
+
+    def read(cursor: Cursor) -> object:
+        count = cursor.count(form)
+        if count < 0 and not field.is_nullable:
+            raise InvalidRequest("invalid request, a field is null", field=field.name)
+        return None if count < 0 else tuple([read_item(cursor) for _ in range(count)])
+
+    return read
+
+
+def _plain_reader(field: _Field, is_compact: bool) -> Read:
+    if field.kind in _FIXED:
+        fixed = _FIXED[field.kind]
+        return lambda cursor: cursor.number(fixed)
+    if field.kind == "uuid":
+        return lambda cursor: _uuid(cursor.take(16))
+    form, may_be_null = None if is_compact else _INT16, field.is_nullable and not field.is_array
+    assert field.kind == "string", f"no served request has a field of type {field.kind}"
+
+    def read(cursor: Cursor) -> str | None:
+        text = cursor.text(form)
+        if text is None and not may_be_null:
+            raise InvalidRequest("invalid request, a field is null", field=field.name)
+        return text
+
+    return read
+
+
+def _uuid(data: memoryview) -> UUID | None:
+    found = UUID(bytes=bytes(data))
+    return None if found == _NO_UUID else found
+
+
+def _struct_writer(schema: type, message: type | None) -> Write:
+    """A writer of a struct. A field that `message` lacks has its default. Tagged fields are omitted."""
+    is_compact, nested = is_flexible(schema), _nested(message)
+    names = {each.name for each in dataclasses.fields(message)} if message is not None else set()
+    steps = [
+        (
+            each.name if each.name in names else None,
+            each.default,
+            _value_writer(each, nested.get(each.name), is_compact),
+        )
+        for each in _fields(schema)
+        if each.tag is None
+    ]
+
+    def write(frame: Frame, value: object) -> None:
+        for name, default, write_value in steps:
+            write_value(frame, default if name is None else getattr(value, name))
+        if is_compact:
+            frame.uvarint(0)
+
+    return write
+
+
+def _value_writer(field: _Field, message: type | None, is_compact: bool) -> Write:
+    write_item = _struct_writer(field.item, message) if field.kind is None else _plain_writer(field, is_compact)
+    if not field.is_array:
+        return write_item
+    form = None if is_compact else _INT32
+
+    def write(frame: Frame, values: Sequence[object] | None) -> None:
+        frame.length(form, -1 if values is None else len(values))
+        for each in values or ():
+            write_item(frame, each)
+
+    return write
+
+
+def _plain_writer(field: _Field, is_compact: bool) -> Write:
+    if field.kind in _FIXED:
+        fixed = _FIXED[field.kind]
+        return lambda frame, value: frame.number(fixed, value)
+    if field.kind == "uuid":
+        return lambda frame, value: frame.write((value or _NO_UUID).bytes)
+    form, is_null = None if is_compact else _INT16, field.is_nullable and not field.is_array
+    if field.kind == "string":
+        return lambda frame, value: frame.text(form, value if value is not None or is_null else "")
+    assert field.kind in ("records", "bytes"), f"no response has a field of type {field.kind}"
+    return _records_writer(None if is_compact else _INT32)
+
+
+def _records_writer(form: struct.Struct | None) -> Write:
+    def write(frame: Frame, pieces: Sequence[Piece]) -> None:
+        frame.length(form, sum(memoryview(piece).nbytes for piece in pieces))
+        for piece in pieces:
+            frame.append(piece)
+
+    return write

@@ -1,0 +1,117 @@
+"""Metadata and DescribeCluster: this server is the only broker and the leader of every partition.
+
+Metadata states no leader epoch (-1). Replicas of one bucket know manifests of different ages, so an epoch of one would
+make another refuse the client's next request (UNKNOWN_LEADER_EPOCH). Clients then skip the check of epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from uuid import UUID
+
+from local.errors import InvalidRequest, LogError
+from local.names import check_topic
+from tiered.serve.handlers.service import BROKER_ID, Endpoint, Service, error_of
+from tiered.serve.messages import (
+    NO_OPERATIONS,
+    DescribeClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+    Error,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from tiered.serve.record_source import ServedTopic
+
+# Bits of kafka's `AclOperation`
+_TOPIC_OPERATIONS = 1 << 3 | 1 << 8  # READ, DESCRIBE
+_CLUSTER_OPERATIONS = 1 << 8
+_BROKERS = 1  # the endpoint type
+_INTERNAL = ("__consumer_offsets", "__transaction_state")
+
+
+async def metadata(service: Service, request: MetadataRequest, at: Endpoint, version: int) -> MetadataResponse:
+    wants_all = request.topics is None or (version == 0 and not request.topics)
+    failure, known = Error.NONE, dict[str, ServedTopic]()
+    if wants_all or request.topics:
+        try:
+            known = dict(await service.topics())
+        except LogError as error:
+            failure = error_of(error, "all")
+    operations = _TOPIC_OPERATIONS if request.include_topic_authorized_operations else NO_OPERATIONS
+    if wants_all:
+        topics = [_described(topic, operations) for topic in known.values()]
+    elif failure is not Error.NONE:
+        topics = [_failed(each, Error.KAFKA_STORAGE_ERROR) for each in request.topics or ()]
+    else:
+        topics = _named(known, request.topics or (), operations)
+    return MetadataResponse(
+        brokers=(MetadataResponseBroker(node_id=BROKER_ID, host=at.host, port=at.port),),
+        cluster_id=service.source.cluster_id,
+        controller_id=BROKER_ID,
+        topics=tuple(topics),
+        cluster_authorized_operations=(
+            _CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NO_OPERATIONS
+        ),
+        error_code=failure,
+    )
+
+
+def describe_cluster(service: Service, request: DescribeClusterRequest, at: Endpoint) -> DescribeClusterResponse:
+    if request.endpoint_type != _BROKERS:
+        message = f"endpoint type {request.endpoint_type} is not served; only brokers (1) are"
+        return DescribeClusterResponse(
+            error_code=Error.INVALID_REQUEST, error_message=message, endpoint_type=request.endpoint_type
+        )
+    return DescribeClusterResponse(
+        cluster_id=service.source.cluster_id,
+        controller_id=BROKER_ID,
+        brokers=(DescribeClusterBroker(broker_id=BROKER_ID, host=at.host, port=at.port),),
+        cluster_authorized_operations=(
+            _CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NO_OPERATIONS
+        ),
+    )
+
+
+def _named(
+    known: Mapping[str, ServedTopic], requested: tuple[MetadataRequestTopic, ...], operations: int
+) -> list[MetadataResponseTopic]:
+    by_id: dict[UUID | None, ServedTopic] = {topic.topic_id: topic for topic in known.values()}
+    found = []
+    for each in requested:
+        if each.name is None:
+            topic, missing = by_id.get(each.topic_id), Error.UNKNOWN_TOPIC_ID
+        else:
+            topic, missing = known.get(each.name), _missing(each.name)
+        found.append(_failed(each, missing) if topic is None else _described(topic, operations))
+    return found
+
+
+def _missing(name: str) -> Error:
+    try:
+        check_topic(name)
+    except InvalidRequest:
+        return Error.INVALID_TOPIC_EXCEPTION
+    return Error.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _failed(requested: MetadataRequestTopic, error: Error) -> MetadataResponseTopic:
+    return MetadataResponseTopic(error_code=error, name=requested.name, topic_id=requested.topic_id)
+
+
+def _described(topic: ServedTopic, operations: int) -> MetadataResponseTopic:
+    here = (BROKER_ID,)
+    return MetadataResponseTopic(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.name in _INTERNAL,
+        partitions=tuple(
+            MetadataResponsePartition(partition_index=number, leader_id=BROKER_ID, replica_nodes=here, isr_nodes=here)
+            for number in topic.partitions
+        ),
+        topic_authorized_operations=operations,
+    )

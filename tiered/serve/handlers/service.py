@@ -1,0 +1,115 @@
+"""What all handlers share: the source, its read pool, the names of this server, and the codes of errors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from local.errors import Corrupt, InvalidRequest, LogError, NotFound, OffsetOutOfRange
+from local.names import TopicPartition
+from tiered.serve.messages import Error
+from tiered.serve.read_pool import ReadPool
+from tiered.serve.record_source import Bounds, RecordSource, ServedTopic
+
+BROKER_ID = 0  # the only one: a replica knows no other
+READ_WAIT_S = 0.5  # a slow read of one partition delays a response no longer
+RESPONSE_BYTES_MAX = 32 << 20
+UNSENT_BYTES_MAX = 256 << 20  # of the responses of all connections, up to LEAST_BYTES more for each connection
+LEAST_BYTES = 64 << 10
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """The address under which a client reaches this server, as the responses name it."""
+
+    host: str
+    port: int
+
+
+class Load:
+    """The bytes of responses that clients have not read yet. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self.unsent_bytes = 0
+
+    @property
+    def response_bytes_max(self) -> int:
+        """The limit of the next response: small while slow clients hold UNSENT_BYTES_MAX."""
+        return max(LEAST_BYTES, min(RESPONSE_BYTES_MAX, UNSENT_BYTES_MAX - self.unsent_bytes))
+
+    @contextmanager
+    def sending(self, size_bytes: int) -> Iterator[None]:
+        self.unsent_bytes += size_bytes
+        try:
+            yield
+        finally:
+            self.unsent_bytes -= size_bytes
+
+
+@dataclass(slots=True, kw_only=True)
+class Service:
+    """One source of records, served by one event loop. `bounds` and `known_topics` are the last known ones."""
+
+    source: RecordSource
+    pool: ReadPool
+    bounds: dict[TopicPartition, Bounds] = field(default_factory=dict)
+    known_topics: Mapping[str, ServedTopic] | None = None
+    load: Load = field(default_factory=Load)
+
+    async def topics(self) -> Mapping[str, ServedTopic]:
+        """All topics by name; the last known ones if a new list takes longer than READ_WAIT_S."""
+        listed = self.pool.run("topics", "topics", self.source.topics)
+        if self.known_topics is not None:
+            await asyncio.wait([listed], timeout=READ_WAIT_S)
+            if not listed.done():
+                return self.known_topics
+        self.known_topics = await asyncio.shield(listed)
+        return self.known_topics
+
+    async def call(self, partition: Hashable, key: Hashable, call: Callable[[], T]) -> T:
+        """Run a blocking call in the pool. A cancelled caller leaves it running for the others."""
+        return await asyncio.shield(self.pool.run(partition, key, call))
+
+
+def error_of(error: BaseException, where: object) -> Error:
+    """Kafka's code for an error of the source. Logs errors that are not the client's."""
+    match error:
+        case OffsetOutOfRange():
+            return Error.OFFSET_OUT_OF_RANGE
+        case InvalidRequest():
+            return Error.INVALID_REQUEST
+        case NotFound():
+            return Error.UNKNOWN_TOPIC_OR_PARTITION
+        case Corrupt():
+            _log.error("cannot serve a partition: partition=%s error=%s", where, error)
+            return Error.CORRUPT_MESSAGE
+        case LogError():
+            _log.warning("cannot serve a partition: partition=%s error=%s", where, error)
+            return Error.KAFKA_STORAGE_ERROR  # clients try again
+        case Exception():
+            _log.error("cannot serve a partition: partition=%s", where, exc_info=error)
+            return Error.UNKNOWN_SERVER_ERROR
+        case _:
+            raise error
+
+
+def epoch_error(claimed: int, bounds: Bounds) -> Error:
+    """The error of a client that claims a leader epoch; -1 claims none.
+
+    Source: kafka `Partition.checkCurrentLeaderEpoch`.
+    """
+    if claimed < 0 or bounds.leader_epoch is None or claimed == bounds.leader_epoch:
+        return Error.NONE
+    return Error.UNKNOWN_LEADER_EPOCH if claimed > bounds.leader_epoch else Error.FENCED_LEADER_EPOCH
+
+
+def served_partition(topics: Mapping[str, ServedTopic], name: str | None, partition: int) -> TopicPartition | None:
+    """The partition, None if it is not served. So a source is never asked for a name that a client made up."""
+    topic = topics.get(name) if name is not None else None
+    return TopicPartition(topic.name, partition) if topic is not None and partition in topic.partitions else None

@@ -1,0 +1,164 @@
+"""Frames of the Kafka protocol: the served APIs and versions, requests from bytes, responses to bytes.
+
+The only module that imports `kio`, whose classes describe each version of each message. They are imported at the first
+request of a version (some 25 ms).
+
+| request | result |
+|---|---|
+| a served API and version | `Received` |
+| ApiVersions of an unknown version | `Unsupported`, answered in version 0 with the supported versions (KIP-511) |
+| another API or version whose response has one error code for all | `Unsupported`, answered with UNSUPPORTED_VERSION |
+| anything else | InvalidRequest: the connection is closed, as Kafka does |
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+from kio.index import KioIndexError, load_request_schema, load_response_schema
+from kio.schema.index import api_key_map
+
+from local.errors import InvalidRequest
+from tiered.serve import messages
+from tiered.serve.codec import Cursor, Frame, is_flexible, reader_of, writer_of
+from tiered.serve.messages import Api, ApiVersion, ApiVersionsResponse, Error, Piece, Request, Response
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The versions of an API, both inclusive, and its messages."""
+
+    min_version: int
+    max_version: int
+    request: type[Request]
+    response: type[Response]
+
+
+# The oldest versions are those of Apache Kafka 4 (KIP-896), the newest those of kio 0.6.
+SERVED: Mapping[int, Served] = MappingProxyType(
+    {
+        Api.FETCH: Served(4, 18, messages.FetchRequest, messages.FetchResponse),
+        Api.LIST_OFFSETS: Served(1, 11, messages.ListOffsetsRequest, messages.ListOffsetsResponse),
+        Api.METADATA: Served(0, 13, messages.MetadataRequest, messages.MetadataResponse),
+        Api.API_VERSIONS: Served(0, 4, messages.ApiVersionsRequest, messages.ApiVersionsResponse),
+        Api.OFFSET_FOR_LEADER_EPOCH: Served(
+            2, 4, messages.OffsetForLeaderEpochRequest, messages.OffsetForLeaderEpochResponse
+        ),
+        Api.DESCRIBE_CLUSTER: Served(0, 2, messages.DescribeClusterRequest, messages.DescribeClusterResponse),
+    }
+)
+_INT16, _INT32 = struct.Struct(">h"), struct.Struct(">i")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The head of a request. `client_id` is the client's own text, None if it has none."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None = None
+
+    @property
+    def api_name(self) -> str:
+        """The API's name for messages, such as ``fetch``; its number if Kafka has no such API."""
+        return api_key_map.get(self.api_key, str(self.api_key))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    header: Header
+    request: Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsupported:
+    """A request that is not served, and its whole response."""
+
+    header: Header
+    pieces: list[Piece]
+
+
+def parse(data: bytes) -> Received | Unsupported:
+    """Parse one frame without its length prefix. Raises InvalidRequest for bytes that are no request."""
+    cursor = Cursor(memoryview(data))
+    key, version = cursor.number(_INT16), cursor.number(_INT16)
+    header = Header(api_key=key, api_version=version, correlation_id=cursor.number(_INT32))
+    served = SERVED.get(key)
+    if served is None or not served.min_version <= version <= served.max_version:
+        return Unsupported(header=header, pieces=_refusal(header))
+    client_id = cursor.text(_INT16)
+    read, is_flexible_header = _request_reader(key, version)
+    if is_flexible_header:
+        cursor.skip_tagged()
+    request = read(cursor)
+    if cursor.remaining:
+        raise InvalidRequest("invalid request, bytes follow it", api=header.api_name, bytes=cursor.remaining)
+    named = Header(api_key=key, api_version=version, correlation_id=header.correlation_id, client_id=client_id)
+    return Received(header=named, request=request)
+
+
+def encode(header: Header, response: Response) -> list[Piece]:
+    """The frame of the response to the request with that header, with its length prefix, as pieces to send in order.
+
+    Pieces of record batches are pieces themselves, so they must not change until they were sent.
+    """
+    write, is_flexible_header = _response_writer(header.api_key, header.api_version, type(response))  # type: ignore[arg-type]  # a class is hashable
+    frame = _begun(header, is_flexible_header=is_flexible_header)
+    write(frame, response)
+    return frame.close()
+
+
+def api_versions(error: Error = Error.NONE) -> ApiVersionsResponse:
+    keys = [
+        ApiVersion(api_key=key, min_version=each.min_version, max_version=each.max_version)
+        for key, each in SERVED.items()
+    ]
+    return ApiVersionsResponse(error_code=error, api_keys=tuple(keys))
+
+
+def _begun(header: Header, *, is_flexible_header: bool) -> Frame:
+    frame = Frame()
+    frame.number(_INT32, header.correlation_id)
+    if is_flexible_header:
+        frame.uvarint(0)  # no tagged fields
+    return frame
+
+
+def _refusal(header: Header) -> list[Piece]:
+    if header.api_key == Api.API_VERSIONS:
+        asked = Header(api_key=header.api_key, api_version=0, correlation_id=header.correlation_id)
+        return encode(asked, api_versions(Error.UNSUPPORTED_VERSION))
+    facts = {"api": header.api_name, "version": header.api_version}
+    try:
+        write, is_flexible_header = _response_writer(header.api_key, header.api_version, _ErrorAlone)
+    except (KioIndexError, LookupError):
+        raise InvalidRequest("unsupported request, this API and version is not served", **facts) from None
+    frame = _begun(header, is_flexible_header=is_flexible_header)
+    write(frame, _ErrorAlone())
+    return frame.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _ErrorAlone:
+    error_code: Error = Error.UNSUPPORTED_VERSION
+
+
+@cache
+def _request_reader(key: int, version: int) -> tuple[Callable[[Cursor], Request], bool]:
+    schema = load_request_schema(key, version)
+    return reader_of(schema, SERVED[key].request), is_flexible(schema.__header_schema__)
+
+
+@cache
+def _response_writer(key: int, version: int, message: type[Any]) -> tuple[Callable[[Frame, Any], None], bool]:
+    """Raises KioIndexError for an unknown version, LookupError for a response without the error code of `message`."""
+    schema = load_response_schema(key, version)
+    if message is _ErrorAlone and "error_code" not in schema.__dataclass_fields__:
+        raise LookupError(key)
+    return writer_of(schema, message), is_flexible(schema.__header_schema__)

@@ -1,0 +1,81 @@
+"""What the handlers need of a log: `RecordSource`. A bucket implements it (`tiered.serve.bucket_source`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+from uuid import UUID
+
+if TYPE_CHECKING:
+    from local.index.txn_index import AbortedTransaction
+    from local.names import TopicPartition
+    from local.records.isolation import Isolation
+    from local.records.offset_spec import FoundOffset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedTopic:
+    """`partitions` are numbers, ascending."""
+
+    name: str
+    topic_id: UUID | None
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Offsets of a partition at one moment: log start <= last stable <= high watermark, where the readable log ends.
+
+    `leader_epoch` is that of the newest record; None if it is unknown.
+    """
+
+    log_start_offset: int
+    high_watermark: int
+    last_stable_offset: int
+    leader_epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadBatches:
+    """`runs` of whole batches from the one that holds the offset, or the next one after it; immutable bytes.
+
+    `aborted` are the aborted transactions among them; None under read_uncommitted.
+    """
+
+    bounds: Bounds
+    runs: Sequence[memoryview] = ()
+    aborted: Sequence[AbortedTransaction] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(run.nbytes for run in self.runs)
+
+
+class RecordSource(Protocol):
+    """Topics to read. Thread safe. All verbs but `watch` may wait for a disk or a store.
+
+    Verbs on a partition raise NotFound if it does not exist, Unavailable, Corrupt and AccessDenied.
+    """
+
+    @property
+    def cluster_id(self) -> str:
+        """The same text for all processes that serve the same topics."""
+
+    def topics(self) -> Mapping[str, ServedTopic]:
+        """All topics by name. Raises Unavailable, AccessDenied."""
+
+    def bounds(self, partition: TopicPartition) -> Bounds: ...
+
+    def read(self, partition: TopicPartition, offset: int, *, isolation: Isolation, bytes_max: int) -> ReadBatches:
+        """At most `bytes_max` bytes, but at least one batch unless the log ends. Raises OffsetOutOfRange."""
+
+    def find_offset(self, partition: TopicPartition, spec: int, isolation: Isolation) -> FoundOffset | None:
+        """The offset of a timestamp in ms, or of a code of ListOffsets. Raises InvalidRequest for another code."""
+
+    def epochs(self, partition: TopicPartition) -> Sequence[tuple[int, int]]:
+        """(leader epoch, start offset), both strictly ascending."""
+
+    def watch(self, partitions: Collection[TopicPartition], notify: Callable[[], None]) -> AbstractContextManager[None]:
+        """Within the block call `notify`, from any thread, after the bounds of one of `partitions` changed."""

@@ -1,0 +1,111 @@
+"""The listener of the Kafka endpoint: an event loop in its own thread, from `start` to `close`.
+
+`close` accepts no new connection, cancels the requests at work and closes all connections. It always returns: a read
+that hangs stays in a daemon thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+
+from local.errors import InvalidRequest
+from tiered.serve.connection import Connection, Limits
+from tiered.serve.handlers.service import Endpoint, Service
+from tiered.serve.read_pool import ReadPool
+from tiered.serve.record_source import RecordSource
+
+BACKLOG = 128
+END_S = 5.0  # limit for the end of the thread
+_log = logging.getLogger(__name__)
+
+
+class KafkaServer:
+    """Serves a source on one address, which is known from construction on."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        source: RecordSource,
+        *,
+        advertised: Endpoint | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """Port 0: any free port. Raises InvalidRequest for an unusable address. The caller closes the source."""
+        self._limits = limits or Limits()
+        self._advertised = advertised
+        self._service = Service(source=source, pool=ReadPool())
+        self._listener = _listening(host, port)
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._is_ready = threading.Event()
+        self._refused = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._run, name="tiered-kafka", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._is_ready.wait()
+
+    def close(self) -> None:
+        if self._loop is not None and self._stop is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(END_S)
+        self._listener.close()
+        self._service.pool.close()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception:  # noqa: BLE001 - the process ends by its own signal
+            _log.exception("the Kafka endpoint ended")
+        finally:
+            self._is_ready.set()
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._accept, sock=self._listener, backlog=BACKLOG)
+        self._is_ready.set()
+        async with server:
+            await self._stop.wait()
+            server.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(reader, writer, self._service, self._limits, self._advertised)
+        if len(self._tasks) >= self._limits.connections_max:
+            self._refused += 1
+            if str(self._refused).strip("0") == "1":  # the 1st, 10th, 100th and so on
+                facts = (connection.client, self._limits.connections_max, self._refused)
+                _log.warning("connection refused, too many are open: client=%s limit=%d times=%d", *facts)
+            writer.transport.abort()
+            return
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine of the loop runs in a task"
+        self._tasks.add(task)
+        try:
+            await connection.serve()
+        except asyncio.CancelledError:
+            return  # `close`: the streams of asyncio report a cancelled task as an error
+        finally:
+            self._tasks.discard(task)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    # The protocol number matters: without it asyncio leaves Nagle's algorithm on.
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        why = getattr(error, "strerror", None) or str(error)
+        raise InvalidRequest("cannot listen for Kafka clients", host=host, port=port, cause=why.lower()) from None
+    return listener
