@@ -27,8 +27,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from local.errors import AccessDenied, AlreadyExists, Conflict, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
+from local.errors import AccessDenied, AlreadyExists, Conflict, Corrupt, InvalidRequest, LogError, NotFound
 from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.fetch.segment_check import check_segment
@@ -48,7 +49,7 @@ from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.health.repair_sources import LocalCopies, Relatives, entries_of_page, from_bucket
 from tiered.health.scrub import check_contents
 from tiered.health.scrub_report import ScrubReport
-from tiered.jobs.runner import Clock
+from tiered.jobs.runner import Clock, Failures, Here, LocalJob, run_job
 from tiered.partition.segment_inspection import segment_to_copy
 from tiered.stores.object_encoding import SettingsOf, encoding_of_entry, own_settings
 
@@ -250,74 +251,91 @@ def run_repair(
 
     Raises Unavailable; other errors than Corrupt and NotFound after all other repairs.
     """
-    done: list[SegmentRepair | PageRepair] = []
-    failed, errors = list[Untouched](), list[LogError]()
-    for repair in plan.repairs:
-        try:
-            if isinstance(repair, PageRepair):
-                _repair_page(store, repair, now_ms())
-            else:
-                _repair_segment(store, repair, now_ms(), keys, copies, settings)
-        except Unavailable:
-            raise
-        except (Corrupt, NotFound) as error:
-            failed.append(Untouched(name=repair.name, object=repair.object, why=str(error)))
-        except LogError as error:
-            errors.append(error)
-        else:
-            done.append(repair)
-            progress(repair.size_bytes)
-    if errors:
-        raise errors[0]
+    job = RepairJob(store=store, plan=plan, now_ms=now_ms, keys=keys, copies=copies, settings=settings)
+    errors: dict[int, LogError] = {}
+    done = run_job(job, Here(), progress=progress, errors=errors)
+    failed = []
+    for number, error in sorted(errors.items()):
+        if not isinstance(error, Corrupt | NotFound):
+            raise error
+        repair = plan.repairs[number]
+        failed.append(Untouched(name=repair.name, object=repair.object, why=str(error)))
     return Repaired(done=tuple(done), failed=tuple(failed))
 
 
-def _repair_segment(
-    store: ObjectStore,
-    repair: SegmentRepair,
-    now_ms: int,
-    keys: KeyRing,
-    copies: LocalCopies | None,
-    settings: SettingsOf,
-) -> None:
-    log, old = MetadataLog(store, repair.name.prefix), repair.entry
-    manifest = log.join()
-    if not log.ask(manifest, lambda index: index.holds(old)):
-        raise NotFound(
-            "cannot repair a segment, its entry was removed: it expired or was replaced", object=old.data_key
+class RepairUnit(NamedTuple):
+    number: int
+    repair: SegmentRepair | PageRepair
+
+
+@dataclass(kw_only=True)
+class RepairJob(LocalJob[RepairUnit, None, SegmentRepair | PageRepair]):
+    store: ObjectStore
+    plan: RepairPlan
+    now_ms: Clock
+    keys: KeyRing = NO_KEYS
+    copies: LocalCopies | None = None
+    settings: SettingsOf = own_settings
+
+    def __post_init__(self) -> None:
+        self.failures = Failures([repair.name for repair in self.plan.repairs])
+        self.description = f"repairing {len(self.plan.repairs)} objects"
+        self._done: list[SegmentRepair | PageRepair] = []
+
+    def units(self) -> list[RepairUnit]:
+        return [RepairUnit(number, repair) for number, repair in enumerate(self.plan.repairs)]
+
+    def size_of(self, unit: RepairUnit) -> int:
+        return unit.repair.size_bytes
+
+    def do(self, unit: RepairUnit) -> None:
+        if isinstance(unit.repair, PageRepair):
+            _repair_page(self.store, unit.repair, self.now_ms())
+        else:
+            self._repair_segment(unit.repair)
+
+    def commit(self, results: Sequence[tuple[RepairUnit, LogError | None]]) -> None:
+        self._done += [unit.repair for unit, error in results if error is None]
+
+    def outcomes(self) -> list[SegmentRepair | PageRepair]:
+        return self._done
+
+    def _repair_segment(self, repair: SegmentRepair) -> None:
+        log, old, now_ms = MetadataLog(self.store, repair.name.prefix), repair.entry, self.now_ms()
+        manifest = log.join()
+        if not log.ask(manifest, lambda index: index.holds(old)):
+            raise NotFound(
+                "cannot repair a segment, its entry was removed: it expired or was replaced", object=old.data_key
+            )
+        settings = self.settings(repair.name.topic, manifest.properties)
+        entry = copy_segment(
+            self.store,
+            repair.name.prefix,
+            self._to_copy(repair, manifest),
+            epoch=log.epoch,
+            now_ms=now_ms,
+            object_encoding=encoding_of_entry(old, settings).object_encoding(self.keys),
         )
-    own = settings(repair.name.topic, manifest.properties)
-    entry = copy_segment(
-        store,
-        repair.name.prefix,
-        _to_copy(store, repair, manifest, keys, copies),
-        epoch=log.epoch,
-        now_ms=now_ms,
-        object_encoding=encoding_of_entry(old, own).object_encoding(keys),
-    )
-    names = {old.data_key, old.indexes_key}  # other damaged entries may name these objects too
-    entries = log.ask(manifest, lambda index: list(index.entries_with_dead(0, manifest.entries_end_offset)))
-    sharing = [each for each in entries if each != old and names & {each.data_key, each.indexes_key}]
-    touches = (min(each.base_offset for each in (old, *sharing)), max(each.next_offset for each in (old, *sharing)))
-    log.commit(put_in_place(old, entry, spares=sharing), now_ms, touches=touches)
+        keys = {old.data_key, old.indexes_key}  # other damaged entries may name these objects too
+        entries = log.ask(manifest, lambda index: list(index.entries_with_dead(0, manifest.entries_end_offset)))
+        sharing = [each for each in entries if each != old and keys & {each.data_key, each.indexes_key}]
+        touches = (min(each.base_offset for each in (old, *sharing)), max(each.next_offset for each in (old, *sharing)))
+        log.commit(put_in_place(old, entry, spares=sharing), now_ms, touches=touches)
 
-
-def _to_copy(
-    store: ObjectStore, repair: SegmentRepair, manifest: Manifest, keys: KeyRing, copies: LocalCopies | None
-) -> SegmentToCopy:
-    entry = repair.entry
-    if repair.source == "local":
-        holder = repair.relative or repair.name
-        log = copies.log(holder) if copies is not None else None
-        if log is None or copies is None or not copies(holder, entry):
-            raise NotFound("cannot repair a segment, the disk no longer holds its records", object=entry.data_key)
-        info = next(info for info in log.segments() if info.base_offset == entry.base_offset)
-        return segment_to_copy(log, info, cleaned_through=entry.cleaned_through)
-    is_last = entry.next_offset >= manifest.entries_end_offset
-    if repair.relative is None or repair.other is None:
-        return from_bucket(store, repair.name.prefix, entry, keys, is_last=is_last)
-    good = from_bucket(store, repair.relative.prefix, repair.other, keys, is_last=is_last)
-    return replace(good, cleaned_through=entry.cleaned_through)
+    def _to_copy(self, repair: SegmentRepair, manifest: Manifest) -> SegmentToCopy:
+        entry, copies = repair.entry, self.copies
+        if repair.source == "local":
+            holder = repair.relative or repair.name
+            log = copies.log(holder) if copies is not None else None
+            if log is None or copies is None or not copies(holder, entry):
+                raise NotFound("cannot repair a segment, the disk no longer holds its records", object=entry.data_key)
+            info = next(info for info in log.segments() if info.base_offset == entry.base_offset)
+            return segment_to_copy(log, info, cleaned_through=entry.cleaned_through)
+        is_last = entry.next_offset >= manifest.entries_end_offset
+        if repair.relative is None or repair.other is None:
+            return from_bucket(self.store, repair.name.prefix, entry, self.keys, is_last=is_last)
+        good = from_bucket(self.store, repair.relative.prefix, repair.other, self.keys, is_last=is_last)
+        return replace(good, cleaned_through=entry.cleaned_through)
 
 
 def put_in_place(old: SegmentEntry, new: SegmentEntry, *, spares: Sequence[SegmentEntry] = ()) -> Change:
