@@ -21,8 +21,10 @@ from local.format.batch_header import (
     DELETE_HORIZON,
     HEADER,
     HEADER_BYTES,
+    INT_MAX,
     LENGTH_OVERHEAD,
     LOG_APPEND_TIME,
+    LONG_MAX,
     MAGIC,
     RECORD_BYTES_MIN,
     TRANSACTIONAL,
@@ -32,8 +34,6 @@ from local.format.batch_header import (
     seal,
     size_problem,
 )
-from local.format.batch_header import INT_MAX as INT_MAX
-from local.format.batch_header import LONG_MAX as LONG_MAX
 from local.format.columns import COLUMN_DTYPES, TABLE_DTYPES, BatchTable, Columns, Ints, Longs, Octets, arrays_of
 from local.format.crc32c import crc32c
 from local.format.record import (
@@ -59,8 +59,7 @@ _REASONS = {
     LARGE_BATCH: "cannot encode a batch, it is larger than 2^31 bytes",
     CHANGED: "cannot encode columns, the columns changed while they were encoded",
 }
-_SEED, _M, _R = 0x9747B28C, 0x5BD1E995, 24
-_MASK = 0xFFFFFFFF
+_SEED, _M, _R, _MASK = 0x9747B28C, 0x5BD1E995, 24, 0xFFFFFFFF  # of murmur2
 # The fields of `local.records.record_columns.RecordColumns` in their order.
 Source = tuple[memoryview, Longs, Ints, memoryview, Longs, Ints, Longs, memoryview, Longs, Ints]
 
@@ -590,9 +589,7 @@ def hash_keys(data: memoryview, starts: Longs, lengths: Ints) -> NDArray[np.uint
 
 def murmur2(data: bytes) -> int:
     """The unsigned 32-bit key hash of Kafka's default partitioner. Source: kafka `Utils.murmur2`."""
-    length = len(data)
-    h = _SEED ^ length
-    whole = length - length % 4
+    h, whole = _SEED ^ len(data), len(data) - len(data) % 4
     for at in range(0, whole, 4):
         k = int.from_bytes(data[at : at + 4], "little") * _M & _MASK
         k = (k ^ (k >> _R)) * _M & _MASK

@@ -13,7 +13,7 @@ from remote.manifest.catalog import RemotePartitionName, list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.store.memory_store import MemoryStore
-from tiered.cli.topics.compaction import _compacted_in_bucket
+from tiered.cli.topics.compact import _compacted_in_bucket
 from tiered.jobs.bucket_compaction import (
     CompactionOutcome,
     CompactionPlan,
