@@ -80,16 +80,11 @@ class DecisionCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanCost:
-    """All decisions in the plan's order, with the bill before and after.
-
-    `then_*` is after the plan, when all bytes it unlinks are deleted. `dollars` are paid once, `now` and `then_dollars`
-    per month for all paid bytes. Pending deletes count in `now`, and in `then_dollars` unless the plan deletes them.
-    `now_bytes` and `then_bytes` are data and indexes that readers see.
-    """
+    """All decisions in the plan's order, with the bill before, and after: when all bytes it unlinks are deleted."""
 
     lines: tuple[DecisionCost, ...]
-    now: StorageDollars
-    now_bytes: int
+    now: StorageDollars  # a month for all paid bytes, pending deletes too; `then_dollars` without those deleted
+    now_bytes: int  # data and indexes that readers see, as `then_bytes`
     then_bytes: int
     now_disk_bytes: int
     then_disk_bytes: int

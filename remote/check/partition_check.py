@@ -132,6 +132,13 @@ def is_still_named(store: ObjectStore, prefix: str, entry: SegmentEntry) -> bool
         return True
 
 
+def _unless_unreadable(read: Callable[[], T], otherwise: T) -> T:
+    try:
+        return read()
+    except (Corrupt, *UNREADABLE):
+        return otherwise
+
+
 class _Check:
     def __init__(self, store: ObjectStore, prefix: str) -> None:
         self._store = store
@@ -269,10 +276,7 @@ class _Check:
         """How `manifest` loses objects or offsets of its parent; None without a loss, or if a page is deleted."""
         if self._salvaged_sequences & {before.sequence, manifest.sequence}:
             return None
-        try:
-            return loses_objects(before, manifest, self._pages.entries)
-        except (Corrupt, *UNREADABLE):
-            return None
+        return _unless_unreadable(lambda: loses_objects(before, manifest, self._pages.entries), None)
 
     def _entries(self, manifest: Manifest, *, reports_errors: bool = False) -> list[SegmentEntry]:
         entries: list[SegmentEntry] = []
@@ -300,11 +304,8 @@ class _Check:
 
     def _waiting(self, manifest: Manifest) -> set[str]:
         """The pending deletes, with the objects of unlinked pages; without these objects if a page cannot be read."""
-        try:
-            return set(waiting_keys(manifest, self._pages.entries))
-        except (Corrupt, *UNREADABLE):
-            objects = {each.key for each in manifest.pending_deletes}
-            return objects | {each.page.key for each in manifest.pending_page_deletes}
+        listed = {each.key for each in manifest.pending}
+        return _unless_unreadable(lambda: set(waiting_keys(manifest, self._pages.entries)), listed)
 
     def _named_rows(self, manifest: Manifest) -> list[SegmentEntry]:
         return [*self._entries(manifest), *manifest.view_entries]
@@ -339,10 +340,7 @@ class _Check:
         """Return the objects that forks name; nothing if a fork cannot be read: its own check reports it."""
         if not any(parse_pin_key(key) is not None for key in listed):
             return ()
-        try:
-            return named_by_forks(self._store, self._prefix)
-        except (Corrupt, *UNREADABLE):
-            return ()
+        return _unless_unreadable(lambda: named_by_forks(self._store, self._prefix), frozenset())
 
     def _kind_by_name(self, key: str, epoch: int) -> ObjectKind:
         if parse_manifest_key(key) is not None:

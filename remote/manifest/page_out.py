@@ -26,7 +26,6 @@ from remote.segment_entry import SegmentEntry
 EntriesOf = Callable[[PageEntry], Rows]
 NewPage = Callable[[Rows], PageEntry]
 
-_next_offset = attrgetter("next_offset")
 _base_offset = attrgetter("base_offset")
 
 
