@@ -51,7 +51,7 @@ class _World:
         self.copyable = [segment for segment in snapshot.closed if not segment.is_empty]
         self.copied_upto = max((following for _, following in (*_ranges(entries), *self.unknown)), default=0)
         self.unlinked_ms = {each.key: each.unlinked_ms for each in snapshot.pending_deletes}
-        self.unlinked_ms |= {page.page.key: page.unlinked_ms for page in snapshot.pending_page_deletes}
+        self.unlinked_ms |= {each.key: each.unlinked_ms for each in snapshot.pending_page_deletes}
         self.named_keys = snapshot.named_keys & self.unlinked_ms.keys()  # pending deletes that an entry still names
         self.coverage: Coverage | None = None  # of `entries` and `unknown`; may include those of expired entries
         self.is_cleaned = False

@@ -119,13 +119,11 @@ def plan(snapshots: Iterable[PartitionSnapshot], now_ms: int) -> Plan:
     decided: dict[TopicPartition, list[Decision]] = {}
     waiting: dict[TopicPartition, list[Deferral]] = {}
     for snapshot in snapshots:
-        decided[snapshot.partition] = plan_partition(snapshot)
-        waiting[snapshot.partition] = deferrals(snapshot, decided[snapshot.partition])
-    return Plan(
-        now_ms=now_ms,
-        decisions={partition: found for partition, found in decided.items() if found},
-        deferrals={partition: found for partition, found in waiting.items() if found},
-    )
+        if decisions := plan_partition(snapshot):
+            decided[snapshot.partition] = decisions
+        if put_off_now := deferrals(snapshot, decisions):
+            waiting[snapshot.partition] = put_off_now
+    return Plan(now_ms=now_ms, decisions=decided, deferrals=waiting)
 
 
 def _advance(snapshot: PartitionSnapshot, expired: list[ExpireRemote], ended: list[DropLocal]) -> list[AdvanceLogStart]:

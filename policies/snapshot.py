@@ -121,9 +121,8 @@ class PartitionFigures:
 
     @property
     def unlinked_bytes(self) -> int:
-        return sum(each.size_bytes for each in self.pending_deletes) + sum(
-            each.size_bytes for each in self.pending_page_deletes
-        )
+        objects, pages = self.pending_deletes, self.pending_page_deletes
+        return sum(each.size_bytes for each in objects) + sum(each.size_bytes for each in pages)
 
     @cached_property
     def coverage(self) -> Coverage:

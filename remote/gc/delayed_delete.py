@@ -42,7 +42,7 @@ from remote.gc.object_deletion import DeleteReason, Evidence, delete_objects
 from remote.gc.pins import RENEWAL_LAG_MS, PinWatch, Unlinking, delete_unlinked, is_over, list_pins, release
 from remote.keys import MANIFESTS, parse_data_key, parse_manifest_key
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Manifest, PendingDelete, PendingPageDelete
+from remote.manifest.manifest import Manifest, PendingPageDelete
 from remote.manifest.manifest_changes import remove_pending_deletes
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.manifest.page_out import keys_of
@@ -52,9 +52,8 @@ _log = logging.getLogger(__name__)
 
 
 def unlinkings_of(manifest: Manifest) -> dict[str, Unlinking]:
-    listed: dict[str, PendingDelete | PendingPageDelete] = {each.key: each for each in manifest.pending_deletes}
-    listed |= {each.page.key: each for each in manifest.pending_page_deletes}
-    return {key: Unlinking(sequence=each.unlinked_sequence, at_ms=each.unlinked_ms) for key, each in listed.items()}
+    pending = manifest.pending
+    return {each.key: Unlinking(sequence=each.unlinked_sequence, at_ms=each.unlinked_ms) for each in pending}
 
 
 def unpinned(log: MetadataLog, pins: PinWatch, keys: Collection[str], now_ms: int) -> set[str]:
