@@ -32,6 +32,8 @@ def joined(remote: RemotePartition, entries: Sequence[SegmentEntry]) -> SegmentT
     base, following = entries[0].base_offset, entries[-1].next_offset
     epochs = joined_epochs(entries)
     cleaned = [entry.cleaned_through for entry in entries if entry.cleaned_through is not None]
+    newest = [entry.max_timestamp_ms for entry in entries if entry.max_timestamp_ms is not None]
+    oldest = [entry.min_timestamp_ms for entry in entries if entry.min_timestamp_ms is not None]
     offsets = _offset_entries(remote, entries, starts)
     indexes = (
         b"".join(offset_index.pack(base, offset, position) for offset, position in offsets),
@@ -42,12 +44,8 @@ def joined(remote: RemotePartition, entries: Sequence[SegmentEntry]) -> SegmentT
         next_offset=following,
         size_bytes=starts[-1],
         record_count=sum(entry.record_count for entry in entries),
-        max_timestamp_ms=max(
-            (entry.max_timestamp_ms for entry in entries if entry.max_timestamp_ms is not None), default=None
-        ),
-        min_timestamp_ms=min(
-            (entry.min_timestamp_ms for entry in entries if entry.min_timestamp_ms is not None), default=None
-        ),
+        max_timestamp_ms=max(newest, default=None),
+        min_timestamp_ms=min(oldest, default=None),
         epochs=epochs,
         offset_index=indexes[0],
         time_index=indexes[1],

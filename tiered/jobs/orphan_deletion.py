@@ -190,9 +190,8 @@ def delete_listed(
 
     def delete(part: GarbageList) -> Deleted:
         with bucket.opened() as store:
-            return delete_garbage(
-                store, part, now_ms=now_ms, grace_ms=grace_ms, uploads=bucket.uploads(), dry_run=dry_run
-            )
+            uploads = bucket.uploads()
+            return delete_garbage(store, part, now_ms=now_ms, grace_ms=grace_ms, uploads=uploads, dry_run=dry_run)
 
     done = Deleted(entries=())
     for finished in executor.run(f"deleting orphans of {len(lists)} partitions", lists, delete):

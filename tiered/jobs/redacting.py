@@ -196,7 +196,7 @@ def _commits(groups: Sequence[RewriteGroup]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redactor:
-    """Makes a group's segment without records of the keys. Needs scratch disk for one segment (`GroupRewriter`)."""
+    """A `RewriteJob.rewrite` that erases records of the keys. Needs scratch disk for one segment."""
 
     bucket: Bucket
     erased: KeyDigests

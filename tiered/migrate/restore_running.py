@@ -489,9 +489,8 @@ def _may_give_way(
 
 
 def _is_in_the_bucket(storage: Storage, place: str, planned: PartitionRestore) -> bool:
-    entries = {
-        segment_file(entry.base_offset, names.LOG): entry for entry in (*planned.remote_only_entries, *planned.entries)
-    }
+    all_entries = *planned.remote_only_entries, *planned.entries
+    entries = {segment_file(entry.base_offset, names.LOG): entry for entry in all_entries}
     found = [name for name, size in _logs(storage, place).items() if size]
     return all(name in entries and is_whole(storage, place, entries[name]) for name in found)
 

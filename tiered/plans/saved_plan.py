@@ -291,8 +291,7 @@ def _decision(fields: Mapping[str, object]) -> Decision:
     name = str(fields.get("decision"))
     if name not in _KINDS:
         raise InvalidRequest(f"{READING}, a decision is unknown", decision=name)
-    given = {key: value for key, value in fields.items() if key != "decision"}
-    return msgspec.convert(given, _KINDS[name])
+    return msgspec.convert(fields, _KINDS[name])
 
 
 def write_plan(saved: SavedPlan, path: str) -> None:
