@@ -138,13 +138,9 @@ def begin_copy(source: ObjectStore, target: ObjectStore, plan: CopyPlan) -> Meta
     _check_ours(source, target, plan.name, known)
     newest = MetadataLog(source, plan.name.prefix).refresh(exact=True)
     key_ids = (each.encoding.key_id for each in plan.entries if each.encoding.key_id is not None)
+    first, key, writer = newest.epoch + EPOCHS_APART, next(key_ids, newest.seal_key_id), _writer(source)
     log.become_writer(
-        _writer(source),
-        plan.now_ms,
-        **plan.name.identity,
-        properties=plan.properties,
-        first_epoch=newest.epoch + EPOCHS_APART,
-        seal_key_id=next(key_ids, newest.seal_key_id),
+        writer, plan.now_ms, **plan.name.identity, properties=plan.properties, first_epoch=first, seal_key_id=key
     )
     return log
 

@@ -114,12 +114,9 @@ class Deleted:
         return sum(each.size_bytes for each in self.entries)
 
     def plus(self, other: Deleted) -> Deleted:
-        return Deleted(
-            entries=(*self.entries, *other.entries),
-            young=self.young + other.young,
-            named=self.named + other.named,
-            unjudged={**self.unjudged, **other.unjudged},
-        )
+        entries, unjudged = (*self.entries, *other.entries), {**self.unjudged, **other.unjudged}
+        young, named = self.young + other.young, self.named + other.named
+        return Deleted(entries=entries, young=young, named=named, unjudged=unjudged)
 
 
 def list_garbage(

@@ -508,8 +508,6 @@ def _check_lineage(partition: TopicPartition, manifest: Manifest, epochs: Leader
     for offset in sorted({max(first, start) for _, start in (*in_bucket.entries, *epochs.entries)}):
         if held.holds(offset, offset + 1) and in_bucket.epoch_at(offset) != epochs.epoch_at(offset):
             facts = {"bucket": in_bucket.epoch_at(offset), "broker": epochs.epoch_at(offset), "from_offset": offset}
-            wrong = (
-                "cannot adopt the partition, the broker rewrote its log below the end of the bucket "
-                "(unclean leader election): the bucket retains the lost branch"
-            )
+            wrong = "cannot adopt the partition, the broker rewrote its log below the end of the bucket"
+            wrong += " (unclean leader election): the bucket retains the lost branch"
             raise Conflict(wrong, partition=partition, **facts, bucket_next_offset=manifest.entries_end_offset)

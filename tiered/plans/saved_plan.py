@@ -266,11 +266,9 @@ def decode_plan(body: bytes) -> SavedPlan:
             for each in file.partitions
         }
     except msgspec.MsgspecError as error:
-        raise InvalidRequest(
-            f"{READING}, the file is not a plan or is damaged; make one with 'tiered plan --out FILE' or "
-            "'tiered cost advise --out FILE'",
-            cause=error,
-        ) from None
+        advice = "make one with 'tiered plan --out FILE' or 'tiered cost advise --out FILE'"
+        wrong = f"{READING}, the file is not a plan or is damaged; {advice}"
+        raise InvalidRequest(wrong, cause=error) from None
     for step in file.steps:
         if isinstance(step, AlterStep) and step.key not in SETTINGS:
             raise InvalidRequest(f"{READING}, it contains a setting that is never advised", setting=step.key)

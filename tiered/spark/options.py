@@ -171,13 +171,8 @@ class GivenOptions:
         if len(urls) != 1 or not urls[0]:
             wrong = f"{self._attempt}, exactly one of the options path and url is required"
             raise InvalidRequest(wrong, given=len(urls))
-        return Bucket(
-            url=urls[0],
-            options=self.json("storeOptions"),
-            key_ring=self.text("keyRing"),
-            settings=self.properties,
-            work_directory=self.text("workDirectory"),
-        )
+        store, ring, directory = self.json("storeOptions"), self.text("keyRing"), self.text("workDirectory")
+        return Bucket(url=urls[0], options=store, key_ring=ring, settings=self.properties, work_directory=directory)
 
     def topic_id(self) -> str | None:
         text = self.text("topicId")

@@ -173,12 +173,10 @@ class _Run:
         if gap is None:
             return
         if not self._work.accepts_loss:
-            wrong = (
-                "cannot build the view, the log no longer holds the records that follow it: accept the loss "
-                "(--accept-loss), or drop the view and build it again"
-            )
+            wrong = "cannot build the view, the log no longer holds the records that follow it"
+            advice = "accept the loss (--accept-loss), or drop the view and build it again"
             lost = f"[{gap[0]}, {gap[1]})"
-            raise InvalidRequest(wrong, partition=self._held.name, view=self.old.name, lost=lost)
+            raise InvalidRequest(f"{wrong}: {advice}", partition=self._held.name, view=self.old.name, lost=lost)
         self._lost, self._start = (*self._lost, gap), gap[1]
 
     def _old_runs(self) -> Iterator[memoryview]:

@@ -182,15 +182,9 @@ def list_garbage(
     **waves: Unpack[Waves],
 ) -> GarbageList | None:
     """The orphans of these partitions, in order, as in `tiered.jobs.orphan_deletion.search_garbage`."""
-    return orphan_deletion.search_garbage(
-        SparkRunner(spark, **waves),
-        bucket,
-        names,
-        now_ms=wall_ms() if now_ms is None else now_ms,
-        entries_max=entries_max,
-        partitions_a_task=partitions_a_task,
-        progress=progress,
-    )
+    runner, now_ms = SparkRunner(spark, **waves), wall_ms() if now_ms is None else now_ms
+    limits = {"entries_max": entries_max, "partitions_a_task": partitions_a_task}
+    return orphan_deletion.search_garbage(runner, bucket, names, now_ms=now_ms, **limits, progress=progress)
 
 
 def delete_garbage(
@@ -270,15 +264,10 @@ def compact(
     )
     with bucket.opened() as store:
         names = _selected(store, topics, partitions, topic_id)
+    runner = SparkRunner(spark, job_id=job_id, buffer_bytes=buffer_bytes)
+    now_ms = wall_ms() if now_ms is None else now_ms
     return compact_partitions(
-        SparkRunner(spark, job_id=job_id, buffer_bytes=buffer_bytes),
-        bucket,
-        names,
-        now_ms=wall_ms() if now_ms is None else now_ms,
-        job_id=job_id,
-        errors=errors,
-        should_stop=should_stop,
-        **options,
+        runner, bucket, names, now_ms=now_ms, job_id=job_id, errors=errors, should_stop=should_stop, **options
     )
 
 

@@ -163,12 +163,9 @@ def plan_splits(
 
 
 def wanted_segments(each: PartitionRange) -> tuple[SegmentEntry, ...]:
-    return tuple(
-        segment
-        for segment in each.segments
-        if segment.size_bytes
-        and max(segment.base_offset, each.start_offset) < min(segment.next_offset, each.next_offset)
-    )
+    start, end = each.start_offset, each.next_offset
+    inside = (one for one in each.segments if max(one.base_offset, start) < min(one.next_offset, end))
+    return tuple(segment for segment in inside if segment.size_bytes)
 
 
 def _of_records(each: PartitionRange, records_max: int) -> Iterator[PartitionRange]:
