@@ -80,11 +80,14 @@ def describe_cluster(service: Service, request: DescribeClusterRequest, at: Endp
 def _named(
     known: Mapping[str, ServedTopic], requested: tuple[MetadataRequestTopic, ...], operations: int
 ) -> list[MetadataResponseTopic]:
-    by_id: dict[UUID | None, ServedTopic] = {topic.topic_id: topic for topic in known.values()}
+    by_id: dict[UUID, ServedTopic] = {}
+    if any(each.name is None for each in requested):
+        by_id = {topic.topic_id: topic for topic in known.values() if topic.topic_id is not None}
     found = []
     for each in requested:
         if each.name is None:
-            topic, missing = by_id.get(each.topic_id), Error.UNKNOWN_TOPIC_ID
+            topic = by_id.get(each.topic_id) if each.topic_id is not None else None
+            missing = Error.UNKNOWN_TOPIC_ID
         else:
             topic, missing = known.get(each.name), _missing(each.name)
         found.append(_failed(each, missing) if topic is None else _described(topic, operations))

@@ -57,11 +57,11 @@ async def fetch(service: Service, request: FetchRequest) -> FetchResponse:
     if request.session_id != 0 or request.session_epoch not in (_FINAL_EPOCH, _FIRST_EPOCH):
         return FetchResponse(error_code=Error.FETCH_SESSION_ID_NOT_FOUND)
     try:
-        topics, failure = await service.topics(), None
+        topics, names, failure = await service.topics(), service.names_by_id, None
     except LogError as error:
         error_of(error, "all")
-        topics, failure = {}, Error.KAFKA_STORAGE_ERROR
-    wanted = [[*_wanted(topics, failure, topic)] for topic in request.topics]
+        topics, names, failure = {}, {}, Error.KAFKA_STORAGE_ERROR
+    wanted = [[*_wanted(topics, names, failure, topic)] for topic in request.topics]
     await _read_until_enough(service, request, [each for of_topic in wanted for each in of_topic])
     is_committed = isolation_of(request.isolation_level) is Isolation.READ_COMMITTED
     responses = [
@@ -75,18 +75,16 @@ async def fetch(service: Service, request: FetchRequest) -> FetchResponse:
     return FetchResponse(responses=tuple(responses))
 
 
-def _wanted(topics: Mapping[str, ServedTopic], failure: Error | None, topic: FetchTopic) -> Iterator[_Wanted]:
+def _wanted(
+    topics: Mapping[str, ServedTopic], names: Mapping[UUID, str], failure: Error | None, topic: FetchTopic
+) -> Iterator[_Wanted]:
     name, missing = topic.topic, failure or Error.UNKNOWN_TOPIC_OR_PARTITION
     if topic.topic is None:
-        name = _name_of(topics, topic.topic_id)
+        name = None if topic.topic_id is None else names.get(topic.topic_id)
         missing = missing if failure or name is not None else Error.UNKNOWN_TOPIC_ID
     for requested in topic.partitions:
         partition = served_partition(topics, name, requested.partition)
         yield _Wanted(requested, partition, Error.NONE if partition is not None else missing)
-
-
-def _name_of(topics: Mapping[str, ServedTopic], topic_id: UUID | None) -> str | None:
-    return next((each.name for each in topics.values() if each.topic_id == topic_id and topic_id is not None), None)
 
 
 async def _read_until_enough(service: Service, request: FetchRequest, wanted: list[_Wanted]) -> None:

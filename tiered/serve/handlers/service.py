@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
+from uuid import UUID
 
 from local.errors import Corrupt, InvalidRequest, LogError, NotFound, OffsetOutOfRange
 from local.names import TopicPartition
@@ -60,6 +61,7 @@ class Service:
     pool: ReadPool
     bounds: dict[TopicPartition, Bounds] = field(default_factory=dict)
     known_topics: Mapping[str, ServedTopic] | None = None
+    names_by_id: dict[UUID, str] = field(default_factory=dict)  # of `known_topics`
     load: Load = field(default_factory=Load)
 
     async def topics(self) -> Mapping[str, ServedTopic]:
@@ -69,8 +71,11 @@ class Service:
             await asyncio.wait([listed], timeout=READ_WAIT_S)
             if not listed.done():
                 return self.known_topics
-        self.known_topics = await asyncio.shield(listed)
-        return self.known_topics
+        topics = await asyncio.shield(listed)
+        if topics is not self.known_topics:
+            self.known_topics = topics
+            self.names_by_id = {each.topic_id: each.name for each in topics.values() if each.topic_id is not None}
+        return topics
 
     async def call(self, partition: Hashable, key: Hashable, call: Callable[[], T]) -> T:
         """Run a blocking call in the pool. A cancelled caller leaves it running for the others."""
