@@ -118,7 +118,8 @@ class BucketSource:
             raise
         if not runs:
             stream.close()
-            return ReadBatches(bounds=bounds, runs=_gap(offset, end), aborted=none)
+            end = min(end, reader.next_offset(partition))  # a newer manifest may end earlier: no gap is known there
+            return ReadBatches(bounds=bounds, runs=_gap(offset, end) if offset < end else (), aborted=none)
         self._keep_stream((partition, isolation, stream.offset), stream)
         aborted = reader.aborted_transactions(partition, offset, stream.offset) if is_committed else None
         return ReadBatches(bounds=bounds, runs=runs, aborted=aborted)

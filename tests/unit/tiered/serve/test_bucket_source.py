@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from uuid import UUID
 
 import pytest
@@ -15,6 +16,8 @@ from local.names import TopicPartition
 from local.records.isolation import Isolation
 from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog
+from tiered.read.partition_source import PartitionSource
+from tiered.serve import bucket_source
 from tiered.serve.bucket_source import STREAMS_MAX, BucketSource
 
 UNCOMMITTED, COMMITTED = Isolation.READ_UNCOMMITTED, Isolation.READ_COMMITTED
@@ -73,6 +76,44 @@ def test_committed_reads_name_the_aborted_transactions_of_their_range(bucket: Re
         end = int(kernels.scan_batches(read.runs[-1]).last_offsets[-1]) + 1
         assert list(read.aborted or ()) == bucket.reader(COMMITTED).aborted_transactions(name, offset, end)
     assert source.read(name, 0, isolation=UNCOMMITTED, bytes_max=2000).aborted is None
+    source.close()
+
+
+def test_committed_reads_end_at_the_last_stable_offset_without_a_batch_for_the_rest(
+    bucket: RemoteLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PartitionSource, "stable_end", lambda self: 42)  # a batch begins there
+    source, name = BucketSource(bucket, Clock()), TopicPartition("banking", 0)
+    assert source.bounds(name).last_stable_offset == 42 < source.bounds(name).high_watermark
+    assert max(_read_all(source, name, COMMITTED, 1 << 20)) == 41
+    for offset in (42, 50):
+        assert not source.read(name, offset, isolation=COMMITTED, bytes_max=100).runs
+        assert source.read(name, offset, isolation=UNCOMMITTED, bytes_max=100).runs
+    source.close()
+
+
+def test_a_manifest_that_ends_earlier_during_a_read_makes_no_empty_batch(
+    bucket: RemoteLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, name = BucketSource(bucket, Clock()), TopicPartition("plain", 0)
+    source.bounds(name)
+    monkeypatch.setattr(PartitionSource, "next_offset", lambda self: 100)
+    assert not source.read(name, 100, isolation=UNCOMMITTED, bytes_max=100).runs
+    source.close()
+
+
+def test_a_consumer_that_reads_on_uses_one_stream(bucket: RemoteLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+
+    class CountedStream(bucket_source._Stream):
+        def __init__(self, runs: Generator[memoryview], offset: int) -> None:
+            opened.append(offset)
+            super().__init__(runs, offset)
+
+    monkeypatch.setattr(bucket_source, "_Stream", CountedStream)
+    source, name = BucketSource(bucket, Clock()), TopicPartition("plain", 0)
+    assert len(_read_all(source, name, UNCOMMITTED, 700)) == 400
+    assert opened == [0]
     source.close()
 
 

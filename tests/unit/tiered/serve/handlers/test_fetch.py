@@ -179,6 +179,9 @@ def test_min_bytes_waits_for_as_many_bytes() -> None:
         for reads in (1, 2):
             while len(source.reads) < reads:
                 await asyncio.sleep(0)
+            for at in range(20):  # as much work as reads without news would need
+                await service.call("other", ("other", at), lambda: None)
+            assert len(source.reads) == reads, "a read must wait for news"
             source.extend(ORDERS, 1)
         return await waiting
 
