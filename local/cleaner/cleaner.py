@@ -108,7 +108,7 @@ def clean(
         sealed = [info for info in infos if info.base_offset >= clean_from and info.next_offset <= upto]
         dirty = [info for info in sealed if info.next_offset > first_dirty and not info.is_empty]
         if not dirty:
-            log.cleaner_offset = max(log.cleaner_offset or 0, upto)
+            log.set_cleaner_offset(max(log.cleaner_offset or 0, upto))
             return None
         facts = CleanContext(
             now_ms=now_ms,
@@ -123,13 +123,13 @@ def clean(
         began = clock()
         judged, reach_offset, figures = _decide(log, sealed, dirty, facts, buffer, limiter, began)
         if reach_offset > log.cleaner_reach:
-            log.cleaner_reach = reach_offset
+            log.set_cleaner_reach(reach_offset)
             announce()
         _log.info("%s", beginning(log.partition, judged, facts))
         out = np.empty(kernels.REBUILT_PART_BYTES, np.uint8)
         work = _Work(log, limiter, now_ms, delete_delay_ms, facts.horizon_ms, out, figures)
         _rewrite(work, judged, apart_at)
-        log.cleaner_offset = figures.cleaner_offset
+        log.set_cleaner_offset(figures.cleaner_offset)
         return _result(work, began)
 
 
@@ -143,7 +143,7 @@ def _only_pass(log: Log) -> Iterator[CleaningGate]:
     before, first_offset = log.cleaner_offset, log.local_log_start_offset
 
     def undo() -> None:
-        log.cleaner_offset = before
+        log.set_cleaner_offset(before)
 
     is_done = False
     try:

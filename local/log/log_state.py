@@ -243,6 +243,23 @@ class LogState:
         # on must not outlive the records (`tiered.read.view_places`).
         self.before_cut: Callable[[int, int], None] = lambda offset, now_ms: None
 
+    def set_cleaner_offset(self, offset: int | None) -> None:
+        """Set the end of the cleaned section; None: the log was never cleaned. A checkpoint makes it durable."""
+        self.cleaner_offset = offset
+
+    def set_cleaner_reach(self, offset: int) -> None:
+        self.cleaner_reach = offset
+
+    def use_checkpoints(self, write: Callable[[], None]) -> None:
+        """Set the function that writes the checkpoints of the log's directory."""
+        self.write_checkpoints = write
+
+    def before_each_cut(self, act: Callable[[int, int], None]) -> None:
+        self.before_cut = act
+
+    def change_settings(self, settings: LogSettings) -> None:
+        self.settings = settings
+
     def path(self, name: str) -> str:
         return join(self.directory, name)
 

@@ -122,10 +122,10 @@ class LogDirectory:
         if settings.is_compacted:
             # A checkpoint past the log end was written for another log and is not trusted.
             known = self._known[names.CLEANER_OFFSETS].get(partition, 0)
-            log.cleaner_offset = known if known <= log.next_offset else 0
+            log.set_cleaner_offset(known if known <= log.next_offset else 0)
         # Under every policy: an earlier cleaner pass may have removed records below the reach.
-        log.cleaner_reach = min(self._known[names.CLEANER_REACHES].get(partition, 0), log.next_offset)
-        log.write_checkpoints = self.write_checkpoints
+        log.set_cleaner_reach(min(self._known[names.CLEANER_REACHES].get(partition, 0), log.next_offset))
+        log.use_checkpoints(self.write_checkpoints)
         self.logs[partition] = log
         return log
 

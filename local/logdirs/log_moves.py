@@ -82,7 +82,7 @@ def move_log(
         source.storage.sync_directory(source.root)
         target.storage.rename(future, target.path(partition))
         target.storage.sync_directory(target.root)
-        log.write_checkpoints = target.write_checkpoints  # a truncation lowers the checkpoints of the new directory
+        log.use_checkpoints(target.write_checkpoints)  # a truncation lowers the checkpoints of the new directory
 
     try:
         target.storage.make_directory(future)

@@ -226,5 +226,5 @@ def reset_misplaced(held: Partition, directory: LogDirectory) -> None:
     if not held.rules.cleanup_compact or at is None or start <= at <= held.log.next_offset:
         return
     with held.lock, held.log.cleaning.paused():
-        held.log.cleaner_offset = start
+        held.log.set_cleaner_offset(start)
         directory.write(CLEANER_OFFSETS)

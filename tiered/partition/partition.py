@@ -130,6 +130,14 @@ class Partition:
         """Whether its topic was deleted. Ask under `lock`, and again after each wait."""
         return self.tier.state is TierState.DELETED
 
+    def change_topic(self, topic: Topic, rules: PartitionRules, object_encoding: ObjectEncoding) -> None:
+        """Apply changed settings of the topic. The caller holds `lock`."""
+        self.topic, self.rules, self.object_encoding = topic, rules, object_encoding
+
+    def connect(self, metadata: MetadataLog, pins: PinWatch, remote: RemotePartition) -> None:
+        """Attach the clients of the partition's remote tier, at the first contact with the bucket."""
+        self.metadata, self.pins, self.remote = metadata, pins, remote
+
     def allows(self, action: TierAction) -> bool:
         state = self.tier_state
         permission = PERMISSIONS[state][action]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -42,6 +42,7 @@ from remote.manifest.manifest_lookup import manifest_disk_cache, shares
 from remote.manifest.manifest_memory_cache import ManifestMemoryCache, SealMemory
 from remote.manifest.view_changes import announce_views
 from remote.manifest.writer_roles import WriterState
+from remote.store import ObjectStore
 from tiered.config.config import Config, log_settings, resolve_rules
 from tiered.config.properties import APPEND_FREE_MIN
 from tiered.config.secrets import load_key_ring
@@ -168,8 +169,8 @@ class Opener:
         rules, settings = _rules(topic, values), log_settings(values)
         is_other_policy = rules.cleanup_compact != held.rules.cleanup_compact
         with held.log.cleaning.paused() if is_other_policy else nullcontext(), held.lock:
-            held.topic, held.rules, held.log.settings = topic, rules, settings
-            held.object_encoding = encoding_of(values, self._keys)
+            held.log.change_settings(settings)
+            held.change_topic(topic, rules, encoding_of(values, self._keys))
             held.tier.set_tiered(topic.was_tiered or wants_tier(values))
 
     def rules(self, topic: Topic) -> PartitionRules:
@@ -200,19 +201,30 @@ class Opener:
         is_tiered = topic.was_tiered or wants_tier(values)
         log = self._directories.open_log(name, settings, now_ms=now_ms, is_tiered=is_tiered)
         tier, encoding = TierMachine(is_tiered=is_tiered), encoding_of(values, self._keys)
-        held = Partition(
-            name=name, topic=topic, rules=rules, log=log, tier=tier, object_encoding=encoding, pauses=self.pauses
-        )
-        held.local_views = LocalViews(log, self.cache)
-        held.local_views.open(now_ms)
+        local_views = LocalViews(log, self.cache)
+        local_views.open(now_ms)
         if not log.is_read_only:
-            log.before_cut = held.local_views.cut
-        held.end_offset_at_open = log.next_offset if log.size_bytes else None
+            log.before_each_cut(local_views.cut)
+        held = Partition(
+            name=name,
+            topic=topic,
+            rules=rules,
+            log=log,
+            tier=tier,
+            object_encoding=encoding,
+            pauses=self.pauses,
+            end_offset_at_open=log.next_offset if log.size_bytes else None,
+            local_views=local_views,
+            check_room=self._room_check(name),
+        )
         if is_tiered and (fenced_by := log.notes.fenced_by) is not None:
             held.tier.stop(fenced_before(log, fenced_by))  # until the bucket has been asked
-        if not self._directories.read_only:
-            held.check_room = partial(check_room, self._directories, name, self.config.int_of(APPEND_FREE_MIN))
         return held
+
+    def _room_check(self, name: TopicPartition) -> Callable[[], None]:
+        if self._directories.read_only:
+            return lambda: None
+        return partial(check_room, self._directories, name, self.config.int_of(APPEND_FREE_MIN))
 
     def is_waiting(self, held: Partition) -> bool:
         """Whether a tiered partition lacks the writer role, has a commit in doubt, or an outdated manifest."""
@@ -281,25 +293,27 @@ class Opener:
                 return None if held.is_deleted else error
         return None
 
+    def _connect(self, held: Partition, store: ObjectStore) -> None:
+        metadata = MetadataLog(store, held.prefix, copies=self._copies, known=self._known, memory=self._seals)
+        remote = RemotePartition(
+            store,
+            held.prefix,
+            self.cache,
+            metadata=metadata,
+            keys=self._keys,
+            disk=self._disk_cache,
+            guesses=RangePredictor(),
+        )
+        held.connect(metadata, PinWatch(store, held.prefix), remote)
+
     def _own(self, held: Partition, now_ms: int) -> None:
         if not self.is_waiting(held):
             return
         if self.store is None:
             raise InvalidRequest(f"cannot open the tiered partition, {_NO_STORE}", partition=held.name)
         if held.metadata is None:
-            held.metadata = MetadataLog(
-                self.store, held.prefix, copies=self._copies, known=self._known, memory=self._seals
-            )
-            held.pins = PinWatch(self.store, held.prefix)
-            held.remote = RemotePartition(
-                self.store,
-                held.prefix,
-                self.cache,
-                metadata=held.metadata,
-                keys=self._keys,
-                disk=self._disk_cache,
-                guesses=RangePredictor(),
-            )
+            self._connect(held, self.store)
+        assert held.metadata is not None
         known = held.metadata.load()
         if known is not None and known.deleted_ms is not None:
             if self._directories.read_only:
