@@ -66,7 +66,7 @@ class _Address:
             )
 
 
-@command("serve", example="serve --remote s3://bucket/prefix --port 9092 --cache-dir /var/cache/tiered")
+@command("serve", example="serve --remote s3://my-bucket/logs --port 9092")
 def serve(
     session: Session,
     bucket: _Bucket = GROUP,

@@ -19,7 +19,7 @@ LOOKING = frozenset(
     (
         *("doctor", "topic list", "topic describe", "consume", "dump", "scrub", "remote ls", "pipeline plan"),
         *("get-offsets", "transactions list", "status", "cost show", "cost simulate", "cost advise", "cost prices"),
-        *("plan", "compaction status", "compaction advise", "view status", "log-dirs", "placement", "web"),
+        *("plan", "compaction status", "compaction advise", "view status", "log-dirs", "placement", "web", "serve"),
         *("generate grafana", "generate alerts", "generate systemd", "generate completion", "completion"),
         *("config explain", "config lint", "config export"),
     )
