@@ -7,6 +7,7 @@ be skipped nevertheless: `.ci/run` sets it where a machine cannot run a server.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -158,6 +159,7 @@ def pytest_collection_finish(session):
     if session.config.getoption("loadgroup", False):
         alone = [item.nodeid for item in session.items if item.get_closest_marker("xdist_group")]
         assert all("@" in each for each in alone), "pytest-xdist does not name the groups of tests"
+    gc.freeze()  # the modules and tests of a worker live to its end: collections skip them
 
 
 @pytest.fixture(autouse=True)

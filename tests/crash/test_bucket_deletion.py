@@ -370,6 +370,7 @@ def _let_everyone_in(made: MemoryStore, event: str) -> None:
             assert_sound(store)
 
 
+@pytest.mark.usefixtures("every_call")
 def test_a_deletion_without_a_check_of_the_writer_fences_a_started_ingest(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule broken by hand: the epoch is taken from any writer."""
     monkeypatch.setattr(bucket_deletion, "_check_newest", lambda plan, now_ms, manifest: None)

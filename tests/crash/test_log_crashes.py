@@ -10,13 +10,13 @@ from __future__ import annotations
 import pytest
 from log_explorer import Tally, explore
 from log_programs import CASES, Case, drawn
-from run_profile import CRASH_STATES, CRASH_STATES_OWN
+from run_profile import CRASH_STATES, CRASH_STATES_OWN, deep_only
 
 DRAWN = 12
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("share", [0, 1])
+@pytest.mark.parametrize("share", [0, *deep_only(1)])
 def test_a_crash_after_any_effect_of_a_fixed_program_breaks_no_promise(case: Case, share: int) -> None:
     tally = Tally()
     # A cleaner pass has many effects. Few states of each leave time for states inside the recoveries.

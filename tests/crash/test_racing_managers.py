@@ -92,6 +92,7 @@ def test_a_helper_thread_of_an_actor_neither_takes_the_baton_nor_outlives_it() -
     assert told[-1] is False
 
 
+@pytest.mark.deep("races enough for the rare scenes")
 def test_the_seeds_of_the_suite_cover_every_scene_and_every_actor() -> None:
     scenes = [scene_of(seed) for seed in RACE_SEEDS]
     assert {each.kind for each in scenes} == set(TOPICS)

@@ -10,7 +10,7 @@ from cleaner_oracle import Batch, Round, expected, parsed
 from disk_model import ModelDisk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from run_profile import examples, seeds
+from run_profile import examples, one_of_each, seeds
 from test_cleaner_rounds import NAME, RETENTION_MS, STEPS, drawn
 from test_cleaner_rounds import World as LogWorld
 
@@ -186,7 +186,7 @@ def test_bucket_compaction_of_transactions_and_horizons_keeps_the_references_bat
     play(World(group_bytes=group_bytes), drawn(seed))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", one_of_each(4, range(4)))
 def test_without_producer_snapshots_no_marker_is_removed_before_its_data(seed: int) -> None:
     play(World(group_bytes=1, has_snapshots=False), drawn(seed))
 

@@ -11,7 +11,7 @@ from disk_model import ModelDisk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from old_formats import OldLog, lay_down, old_log
-from run_profile import examples, seeds
+from run_profile import deep_only, examples, seeds
 
 from local.cleaner import cleaner
 from local.cleaner.offset_map import Buffer
@@ -235,7 +235,7 @@ def test_cleaning_of_transactions_and_horizons_keeps_the_references_batches(seed
 
 
 @pytest.mark.parametrize("seed", seeds(10))
-@pytest.mark.parametrize("buffer_bytes", [60, 120])
+@pytest.mark.parametrize("buffer_bytes", [60, *deep_only(120)])
 def test_a_log_cleaned_in_parts_keeps_the_same_records_as_in_one_pass(seed: int, buffer_bytes: int) -> None:
     """The same sequence with a buffer for a few keys and with a buffer for all keys, tombstones and markers
     included."""

@@ -10,7 +10,7 @@ from dataclasses import fields
 import pytest
 from disk_model import ModelDisk
 from log_world import open_log
-from run_profile import seeds
+from run_profile import deep_only, seeds
 from tier_explorer import explore
 from tier_model import NO_HORIZON, RETENTION_TICKS, Rules, Scope, Segment, World, kept_records, steps
 from tier_model import Record as Kind
@@ -26,8 +26,14 @@ SMALL = Scope(offsets=3, losses=1, has_retention=True)
 
 @pytest.mark.parametrize(
     "scope",
-    [SMALL, Scope(offsets=3, readers=(False,)), Scope(offsets=3, readers=(True,)), Scope(offsets=4, segment_records=2)],
-    ids=["losses and retention", "a reader of both tiers", "a reader of the bucket", "two records a segment"],
+    [
+        pytest.param(Scope(offsets=3, readers=(True,)), id="a reader of the bucket"),
+        pytest.param(Scope(offsets=4, segment_records=2), id="two records a segment"),
+        *deep_only(
+            pytest.param(SMALL, id="losses and retention"),
+            pytest.param(Scope(offsets=3, readers=(False,)), id="a reader of both tiers"),
+        ),
+    ],
 )
 def test_in_every_history_no_deleted_key_returns_and_no_newest_value_is_lost(scope: Scope) -> None:
     found = explore(scope)
@@ -35,6 +41,7 @@ def test_in_every_history_no_deleted_key_returns_and_no_newest_value_is_lost(sco
     assert found.worlds > 300
 
 
+@pytest.mark.deep("the history that the tombstone bound prevents")
 def test_without_the_tombstone_bound_a_deleted_key_returns() -> None:
     found = explore(Scope(offsets=4), Rules(drops_by_time_alone=True))
     assert len(found.story) == 11, "the shortest history has ten steps and the violation"

@@ -82,9 +82,10 @@ def _with_alert(page: str, alert: Alert) -> str:
     """The page with its title and the statement of the alert as the table has them."""
     _, section, rest = page.partition(f"\n## {SECTIONS[0]}\n")
     expr = alert.expr.format(**asdict(Limits()))
+    since = "as soon as this holds" if alert.lasts == "0m" else f"when this holds for {alert.lasts}"
     return (
         f"# {_title(alert)}\n\nAlert `{alert.name}`, severity {alert.severity}. "
-        f"It fires when this holds for {alert.lasts}:\n\n```promql\n{expr}\n```\n{section}{rest}"
+        f"It fires {since}:\n\n```promql\n{expr}\n```\n{section}{rest}"
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -45,6 +45,11 @@ def each_call(cases: Sequence[T], *names: object) -> Sequence[T]:
     return sampled(cases, CALL_STRIDE, *names)
 
 
+def one_of_each(stride: int, cases: Iterable[T], first: int = 0) -> Sequence[T]:
+    """All cases in the deep profile; in the plain profile each `stride`-th from number `first % stride` on."""
+    return list(cases) if IS_DEEP else list(cases)[first % stride :: stride]
+
+
 def examples(deep: int) -> int:
     """Return `max_examples` of a Hypothesis test that draws `deep` examples in the deep profile."""
     return deep if IS_DEEP else max(10, deep // DRAWN_DIVISOR)
@@ -52,32 +57,32 @@ def examples(deep: int) -> int:
 
 def seeds(deep: int) -> range:
     """Return the seeds of a test that draws its cases from `deep` seeds in the deep profile."""
-    return range(deep if IS_DEEP else max(3, deep // DRAWN_DIVISOR))
+    return range(deep if IS_DEEP else max(2, deep // DRAWN_DIVISOR))
 
 
 # --- drawn cases ------------------------------------------------------------------------------------------------------
 
-DRAWN_DIVISOR = 5  # the plain profile draws a fifth of the examples and seeds
+DRAWN_DIVISOR = 8  # the plain profile draws an eighth of the examples and seeds
 EXAMPLES = examples(100)  # of a test without a number of its own
 
 # --- tests/crash ------------------------------------------------------------------------------------------------------
 
-CALL_STRIDE = by_profile(plain=13, deep=1)  # of the store calls and disk effects that a sweep breaks, one by one
-CRASH_STATES = by_profile(plain=100, deep=1_000)  # distinct disk states of a share of test_log_crashes.py
-CRASH_STATES_OWN = by_profile(plain=40, deep=1_000)  # at most so many of one program; the others are of its recoveries
+CALL_STRIDE = by_profile(plain=23, deep=1)  # of the store calls and disk effects that a sweep breaks, one by one
+CRASH_STATES = by_profile(plain=60, deep=1_000)  # distinct disk states of a share of test_log_crashes.py
+CRASH_STATES_OWN = by_profile(plain=24, deep=1_000)  # at most so many of one program; the others are of its recoveries
 CRASH_STATES_SOUND = by_profile(plain=40, deep=300)  # of each program without a planted bug
-FAULT_STRIDE = by_profile(plain=29, deep=3)  # of (call, kind of fault) of test_fault_kinds.py
+FAULT_STRIDE = by_profile(plain=53, deep=3)  # of (call, kind of fault) of test_fault_kinds.py
 FAULT_STRIDE_ENCRYPTED = by_profile(plain=101, deep=15)
 FAULT_SEEDS = by_profile(plain=1, deep=3)  # several faults in one flow
 REWRITING_SEEDS = by_profile(plain=2, deep=15)
-RACE_SEEDS = range(0, 320, by_profile(plain=8, deep=1))
+RACE_SEEDS = range(0, 320, by_profile(plain=16, deep=1))
 RACE_SEEDS_OF_FORKS = by_profile(plain=3, deep=8)
-ROT_CASES = by_profile(plain=120, deep=480)  # damaged buckets, of all topics together
+ROT_CASES = by_profile(plain=36, deep=480)  # damaged buckets, of all topics together
 CREATION_STATES = by_profile(plain=1, deep=3)  # crash states at each effect of a topic's creation
 
 # --- tests/property ---------------------------------------------------------------------------------------------------
 
-HOSTILE_STRIDE = by_profile(plain=6, deep=2)  # of the seeds of which every byte is changed
+HOSTILE_STRIDE = by_profile(plain=10, deep=2)  # of the seeds of which every byte is changed
 
 # --- processes --------------------------------------------------------------------------------------------------------
 

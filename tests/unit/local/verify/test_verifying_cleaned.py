@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from disk_model import ModelDisk
 from log_world import SMALL, open_log
+from run_profile import one_of_each
 
 from local import names
 from local.cleaner import cleaner
@@ -99,7 +100,7 @@ def alarms(disk: ModelDisk, *, deep: bool = True) -> Iterator[Finding]:
     return (each for each in directories.verify(disk, "./t-0", options) if each.severity > Severity.INFO)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", one_of_each(4, range(60)))
 def test_verify_reports_no_warning_for_a_cleaned_transactional_log(seed: int) -> None:
     disk, log = cleaned(seed)
     assert list(alarms(disk)) == []
@@ -119,7 +120,7 @@ def test_verify_reports_no_warning_for_a_recovered_cleaned_log(seed: int) -> Non
     assert list(alarms(disk)) == []
 
 
-@pytest.mark.parametrize("seed", range(0, 60, 2))
+@pytest.mark.parametrize("seed", one_of_each(4, range(0, 60, 2)))
 def test_read_committed_reports_no_wrong_transaction_index_of_a_cleaned_log(
     seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:

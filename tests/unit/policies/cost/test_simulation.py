@@ -6,6 +6,7 @@ import os
 from dataclasses import fields, replace
 
 import pytest
+from run_profile import one_of_each
 from simulated_cases import CASES, both, far_off, simulate_from_empty
 from simulated_run import DAY, HOUR, Run
 
@@ -38,7 +39,7 @@ def the_store_is_asked_once_what_it_guarantees(monkeypatch):
     monkeypatch.setattr(StoreCheck, "renew", lambda self, store, now_ms: None)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", one_of_each(5, CASES))
 def test_the_simulation_predicts_weeks_of_a_real_manager_within_one_percent(name, tmp_path, monkeypatch):
     done, told = both(CASES[name], str(tmp_path), MemoryStore("memory://b"), monkeypatch)
     assert far_off(done, told) == []
