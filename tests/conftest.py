@@ -47,6 +47,7 @@ CHECKS_LOCKS = (
     *(f"crash/test_{name}" for name in ("racing_managers", "job_races", "tasks_with_concurrent_work")),
     "unit/local/test_lock_ranks",
 )
+MEMORY_FILES, MEMORY_FILES_BYTES_MIN = "/dev/shm", 8 << 30
 NO_SKIPS = os.environ.get("TIERED_NO_SKIPS") == "1"
 MAY_SKIP = frozenset(filter(None, os.environ.get("TIERED_MAY_SKIP", "").split(",")))
 
@@ -76,10 +77,21 @@ def pytest_configure(config):
     os.environ.setdefault(
         "SPARK_DAEMON_JAVA_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     )  # Spark's master, worker
+    if is_first:
+        _use_memory_for_files()
     if is_first and leftover_processes.MARK not in os.environ:
         leftover_processes.end_with_run(uuid4().hex)
     if not is_first:
         _begin_with_own_files(config)
+
+
+def _use_memory_for_files():
+    """Place the temporary files of tests in memory, if the machine has room: an fsync there costs no time."""
+    if not os.path.isdir(MEMORY_FILES):
+        return
+    found = os.statvfs(MEMORY_FILES)
+    if found.f_bavail * found.f_frsize >= MEMORY_FILES_BYTES_MIN and not found.f_flag & os.ST_NOEXEC:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY_FILES)
 
 
 def _begin_with_own_files(config):

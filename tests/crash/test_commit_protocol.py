@@ -20,7 +20,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_profile import each_call
 
 from local.errors import Fenced, InvalidRequest, LogError, Unavailable
 from remote.keys import DATA, MANIFESTS, parse_data_key
@@ -79,7 +78,7 @@ def calls_of(flow, takeover: bool) -> int:
 @pytest.mark.parametrize("flow", FLOWS)
 @pytest.mark.parametrize("fault", list(Fault))
 def test_commit_protocol_with_any_fault_at_any_call_stays_consistent(fault, flow, takeover):
-    for at in each_call(range(calls_of(flow, takeover)), fault, flow.__name__, takeover):
+    for at in range(calls_of(flow, takeover)):
         inner = prepared(takeover)
         store = FaultStore(inner, at, fault)
         writer = Writer(store)
