@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import FrozenInstanceError, dataclass, field, replace
 
 import pytest
 import rot
@@ -105,7 +105,9 @@ def test_the_plan_for_a_repaired_bucket_is_empty(store: MemoryStore) -> None:
     assert [getattr(fresh, name) for name in same] == [getattr(entry, name) for name in same]
     assert fresh.data_key != entry.data_key
     again = plan_repair(bad, report, keys=KEYS)
-    assert (again.segments, again.pages, again.hopeless) == ([], [], [])
+    assert (again.segments, again.pages, again.hopeless) == ((), (), ())
+    with pytest.raises(FrozenInstanceError):
+        again.pages = plan.pages  # type: ignore[misc]
     assert rot.scrubbed(bad, "raw").findings == []
 
 
@@ -183,7 +185,7 @@ def test_other_valid_bytes_under_the_name_are_not_a_good_copy() -> None:
     world.store.put(prefix + entries[0].data_key, other)
     world.store.delete([prefix + entries[0].indexes_key])
     plan = plan_repair(world.store, rot.scrubbed(world.store, "t"))
-    assert plan.segments == []
+    assert plan.segments == ()
     assert ["its data is also damaged" in each.why for each in plan.hopeless] == [True]
     assert plan.hopeless[0].offsets == (0, 10)
 
@@ -285,7 +287,7 @@ def test_a_damaged_page_of_an_immutable_bucket_is_replaced_under_a_new_name() ->
     assert (len(done.done), done.failed) == (1, ())
     assert store.get(prefix + page) == bytes(body)
     assert _records(store, "t") == truth
-    assert plan_repair(locked, rot.scrubbed(store, "t")).pages == []
+    assert plan_repair(locked, rot.scrubbed(store, "t")).pages == ()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -314,7 +316,7 @@ def test_a_fork_is_repaired_like_its_source(mode: str) -> None:
         run_repair(store, plan, now_ms=lambda: NOW + 1, keys=KEYS)
     if mode == "raw":
         assert _records(store, mode) == _records(store, "f") == truth
-        assert plan.segments == plan.hopeless == []
+        assert plan.segments == plan.hopeless == ()
     else:
         assert {each.name.topic for each in plan.hopeless} == {mode, "f"}
         assert not any(

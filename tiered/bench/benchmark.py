@@ -74,7 +74,10 @@ OnMeasured = Callable[["Measured"], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """`size_bytes` of records in each part; `lookups` and `cold_reads` use places drawn by `seed`."""
+    """`size_bytes` of records in each part; `lookups` and `cold_reads` use places drawn by `seed`.
+
+    Raises InvalidRequest below 1 MiB, which is too little to measure, and above 1 TiB.
+    """
 
     size_bytes: int = 64 << 20
     value_bytes: int = 1000
@@ -83,15 +86,14 @@ class BenchOptions:
     cold_reads: int = 20
     seed: int = 1
 
+    def __post_init__(self) -> None:
+        if not SIZE_BYTES_LEAST <= self.size_bytes <= SIZE_BYTES_MOST:
+            reason = "cannot run the benchmark, the size is out of range"
+            raise InvalidRequest(reason, size_bytes=self.size_bytes, expected="1MiB to 1TiB")
+
     @classmethod
     def of(cls, size_bytes: int) -> BenchOptions:
-        """Return options with fewer single operations below 64 MiB.
-
-        Raises InvalidRequest below 1 MiB, which is too little to measure, and above 1 TiB.
-        """
-        if not SIZE_BYTES_LEAST <= size_bytes <= SIZE_BYTES_MOST:
-            reason = "cannot run the benchmark, the size is out of range"
-            raise InvalidRequest(reason, size_bytes=size_bytes, expected="1MiB to 1TiB")
+        """Return options with fewer single operations below 64 MiB."""
         share = min(1.0, size_bytes / (64 << 20))
         return cls(
             size_bytes=size_bytes,
@@ -112,8 +114,8 @@ class Measured:
     size_bytes: int
     seconds: float
     reference_seconds: float | None = None
-    latencies_ms: dict[str, float] | None = None
-    reference_latencies_ms: dict[str, float] | None = None
+    latencies_ms: dict[str, float] = field(default_factory=dict)
+    reference_latencies_ms: dict[str, float] = field(default_factory=dict)
 
     @property
     def bytes_per_second(self) -> float:
@@ -158,7 +160,7 @@ class Bench:
             raise Stopped
 
     def note(
-        self, name: str, count: int, size_bytes: int, seconds: float, raw: float | None, **more: dict[str, float] | None
+        self, name: str, count: int, size_bytes: int, seconds: float, raw: float | None, **more: dict[str, float]
     ) -> None:
         """Record a figure; `raw` are the seconds of the reference."""
         what, reference = _FIGURES[name]
@@ -177,8 +179,7 @@ class Bench:
         self.check()
 
     def note_each(self, name: str, size_bytes: int, seconds: Sequence[float], raw: Sequence[float] = ()) -> None:
-        percentiles = {"latencies_ms": percentiles_ms(seconds) or None}
-        percentiles |= {"reference_latencies_ms": percentiles_ms(raw) or None}
+        percentiles = {"latencies_ms": percentiles_ms(seconds), "reference_latencies_ms": percentiles_ms(raw)}
         self.note(name, len(seconds), size_bytes, sum(seconds), sum(raw) if raw else None, **percentiles)
 
     def timed(self, do: Callable[[], object]) -> float:
@@ -205,7 +206,7 @@ def run_benchmark(
     directory: str,
     *,
     now_ms: int,
-    options: BenchOptions,
+    options: BenchOptions = BenchOptions(),
     store: ObjectStore | None = None,
     clock: Clock = time.perf_counter,
     on_measured: OnMeasured = lambda measured: None,
@@ -242,7 +243,7 @@ def run_benchmark(
     )
 
 
-def predict_requests(*, now_ms: int, options: BenchOptions) -> RequestCounts:
+def predict_requests(*, now_ms: int, options: BenchOptions = BenchOptions()) -> RequestCounts:
     """Return the requests of a run to a bucket, clean-up included, counted in a rehearsal against memory."""
     # Not the URL of a memory store: for other stores a manager first checks races of creates.
     store = MeteredStore(MemoryStore("rehearsal://bucket"))

@@ -76,9 +76,16 @@ class BucketCommand:
             yield
 
     @contextmanager
-    def opened(self, *, rate: str | None = None, **use: bool) -> Iterator[Bucket]:
-        """Open the bucket for a `use` as of `open_bucket`."""
-        with self.stoppable(), open_bucket(self.session, self.url, self.options, rate=rate, **use) as bucket:
+    def opened(
+        self, *, rate: str | None = None, copies: bool = False, writes_segments: bool = False
+    ) -> Iterator[Bucket]:
+        """Open the bucket as `open_bucket`."""
+        with (
+            self.stoppable(),
+            open_bucket(
+                self.session, self.url, self.options, rate=rate, copies=copies, writes_segments=writes_segments
+            ) as bucket,
+        ):
             yield bucket
 
     @contextmanager
@@ -133,13 +140,15 @@ class JobCommand(BucketCommand):
         return self.spark_master is not None or is_submitted()
 
     @contextmanager
-    def opened(self, *, rate: str | None = None, **use: bool) -> Iterator[Bucket]:
+    def opened(
+        self, *, rate: str | None = None, copies: bool = False, writes_segments: bool = False
+    ) -> Iterator[Bucket]:
         """Open the bucket. Raises UsageError for a rate with Spark, which decides how many tasks run."""
         if self.is_on_spark and rate is not None:
             raise click.UsageError(
                 "--rate limits one process; with Spark use fewer cores: --spark 'local[2]', --conf spark.cores.max=4"
             )
-        with super().opened(rate=rate, **use) as bucket:
+        with super().opened(rate=rate, copies=copies, writes_segments=writes_segments) as bucket:
             yield bucket
 
     @contextmanager

@@ -29,7 +29,6 @@ import click
 from local.errors import InvalidRequest
 from local.names import TopicPartition, check_topic
 from tiered.cli.progress import MODES
-from tiered.cli.render import FORMATS, note_raw
 from tiered.cli.session import Session, complete_settings, complete_topics, parse_setting, store_options
 from tiered.config.units import parse_bytes, parse_duration
 
@@ -284,8 +283,16 @@ def settings_option(text: str) -> Any:  # noqa: ANN401 - stands for a value of a
 
 
 GROUP: Any = object()
+FORMATS = ("table", "json", "jsonl", "csv")
+RAW = "tiered.raw"  # of click's context
+
+
+def _note_raw(ctx: click.Context, parameter: click.Parameter, is_raw: bool) -> None:
+    ctx.meta[RAW] = ctx.meta.get(RAW, False) or is_raw
+
+
 OUTPUT = option("-o, --output", "Set the output format.", type=click.Choice(FORMATS), default="table")
-_RAW = option("--raw", "Print exact numbers in a table: bytes, ms.", expose_value=False, callback=note_raw)
+_RAW = option("--raw", "Print exact numbers in a table: bytes, ms.", expose_value=False, callback=_note_raw)
 PROGRESS = option(
     "--progress",
     "Choose the progress display: a bar on a terminal; lines; JSON events; or none.",

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import io
-import json
 import sys
 import threading
 import time
@@ -22,9 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, TextIO
 
-import msgspec
-
-from tiered.cli.render import ProgressEvent
 from tiered.config.units import format_bytes
 
 if TYPE_CHECKING:
@@ -151,6 +147,12 @@ class Progress:
     def _send(self, kind: Literal["progress", "message"], *, is_last: bool = False, message: str | None = None) -> None:
         if self._write is None:
             return
+        import json
+
+        import msgspec
+
+        from tiered.cli.render import ProgressEvent
+
         rate = self._done / took if (took := self._clock() - self._started_s) > 0 else 0.0
         event = ProgressEvent(
             kind=kind,

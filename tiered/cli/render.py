@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 import click
 import msgspec
 
+from tiered.cli.options import RAW
+
 if TYPE_CHECKING:
     from rich.console import Console
 
 SCHEMA_VERSION = 1
 ROWS_AT_ONCE = 1000
 FOLDED_MIN = 20  # cells; a narrower column of text is hard to read
-FORMATS = ("table", "json", "jsonl", "csv")
 Row = Mapping[str, object]
 _CONTROL = dict.fromkeys(b"\a\b\v\f\r")  # as rich strips them from a cell
-_RAW = "tiered.raw"  # of click's context
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +115,6 @@ class ProgressEvent(Result):
     waits_for: str | None
     is_last: bool
     message: str | None
-
-
-def note_raw(ctx: click.Context, parameter: click.Parameter, is_raw: bool) -> None:
-    ctx.meta[_RAW] = ctx.meta.get(_RAW, False) or is_raw
 
 
 def print_result(
@@ -307,7 +303,7 @@ def _write_records(console: Console, block: Sequence[Sequence[str]], columns: Se
 
 def _cells(row: Row | msgspec.Struct, columns: Sequence[Column]) -> list[str]:
     ctx, shown = click.get_current_context(silent=True), []
-    is_raw = ctx is not None and ctx.meta.get(_RAW)
+    is_raw = ctx is not None and ctx.meta.get(RAW)
     for column in columns:
         if column.of is not None:
             value = column.of(row)

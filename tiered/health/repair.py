@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from local.errors import AccessDenied, AlreadyExists, Conflict, Corrupt, InvalidRequest, LogError, NotFound
@@ -107,14 +107,14 @@ class Untouched:
     offsets: tuple[int, int] | None = None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RepairPlan:
     """Planned repairs. `hopeless` objects have no good copy; `needless` ones are valid by now, or do not matter."""
 
-    pages: list[PageRepair] = field(default_factory=list)
-    segments: list[SegmentRepair] = field(default_factory=list)
-    hopeless: list[Untouched] = field(default_factory=list)
-    needless: list[Untouched] = field(default_factory=list)
+    pages: tuple[PageRepair, ...] = ()
+    segments: tuple[SegmentRepair, ...] = ()
+    hopeless: tuple[Untouched, ...] = ()
+    needless: tuple[Untouched, ...] = ()
 
     @property
     def repairs(self) -> tuple[PageRepair | SegmentRepair, ...]:
@@ -147,14 +147,25 @@ def plan_repair(
         ulids[name].add(ulid)
     for name in sorted(objects.keys() | ulids.keys()):
         planner.plan_partition(name, objects[name], ulids[name])
-    return planner.plan
+    return planner.plan()
 
 
 class _Planner:
     def __init__(self, store: ObjectStore, keys: KeyRing, copies: LocalCopies | None) -> None:
         self._store, self._keys, self._copies = store, keys, copies
         self._relatives = Relatives(store)
-        self.plan = RepairPlan()
+        self._pages: list[PageRepair] = []
+        self._segments: list[SegmentRepair] = []
+        self._hopeless: list[Untouched] = []
+        self._needless: list[Untouched] = []
+
+    def plan(self) -> RepairPlan:
+        return RepairPlan(
+            pages=tuple(self._pages),
+            segments=tuple(self._segments),
+            hopeless=tuple(self._hopeless),
+            needless=tuple(self._needless),
+        )
 
     def sharing(self, ulids: Mapping[RemotePartitionName, set[str]]) -> set[tuple[RemotePartitionName, str]]:
         return {
@@ -170,24 +181,24 @@ class _Planner:
             manifest = MetadataLog(self._store, name.prefix).join()
         except (Corrupt, NotFound, Conflict) as error:
             why = f"the newest manifest is unreadable, only a copy of it can replace it: {error}"
-            self.plan.hopeless.append(Untouched(name=name, object=MANIFESTS, why=why))
+            self._hopeless.append(Untouched(name=name, object=MANIFESTS, why=why))
             return
         for key in sorted(objects):
             if key.startswith(MANIFESTS) and parse_manifest_key(key) != manifest.sequence:
-                self.plan.needless.append(Untouched(name=name, object=key, why=_OLDER_MANIFEST))
+                self._needless.append(Untouched(name=name, object=key, why=_OLDER_MANIFEST))
         entries = [entry for entry in self._entries(name, manifest) if entry.ulid in ulids]
         for entry in sorted(entries, key=lambda entry: entry.base_offset):
             if not self._is_damaged(name, entry):
-                self.plan.needless.append(Untouched(name=name, object=entry.data_key, why="already undamaged"))
+                self._needless.append(Untouched(name=name, object=entry.data_key, why="already undamaged"))
                 continue
             try:
-                self.plan.segments.append(self._segment(name, entry, manifest))
+                self._segments.append(self._segment(name, entry, manifest))
             except (Corrupt, NotFound, AccessDenied, InvalidRequest) as error:
                 unrepaired = Untouched(name=name, object=entry.data_key, why=str(error), offsets=entry.offsets)
-                self.plan.hopeless.append(unrepaired)
+                self._hopeless.append(unrepaired)
         for key in sorted(key for key in objects if key.startswith(VIEWS)):
             why = "a view is derived from its log: drop it and build it again"
-            self.plan.hopeless.append(Untouched(name=name, object=key, why=why))
+            self._hopeless.append(Untouched(name=name, object=key, why=why))
 
     def _entries(self, name: RemotePartitionName, manifest: Manifest) -> list[SegmentEntry]:
         """Plan the repair of damaged pages; return the log's entries, also those of the repaired pages."""
@@ -200,10 +211,10 @@ class _Planner:
                     rows, source = entries_of_page(self._store, name.prefix, manifest, page)
                 except Corrupt as error:
                     offsets = (page.base_offset, page.next_offset)
-                    self.plan.hopeless.append(Untouched(name=name, object=page.key, why=str(error), offsets=offsets))
+                    self._hopeless.append(Untouched(name=name, object=page.key, why=str(error), offsets=offsets))
                     continue
             if source != "page itself" or summary_contradiction(page, rows) is not None:
-                self.plan.pages.append(PageRepair(name=name, page=page, entries=tuple(rows), source=source))
+                self._pages.append(PageRepair(name=name, page=page, entries=tuple(rows), source=source))
             with suppress(Corrupt):
                 entries += rows
         return entries

@@ -115,7 +115,12 @@ def plan_copy(
     due = []
     for entry in (each for each in entries if each.base_offset >= reached):
         now = encoding_of_entry(entry, known)
-        encoding = replace(now, codec=codec or now.codec, key_id=key_id or now.key_id, storage_class=storage_class)
+        encoding = replace(
+            now,
+            codec=now.codec if codec is None else codec,
+            key_id=now.key_id if key_id is None else key_id,
+            storage_class=storage_class,
+        )
         due.append(CopyEntry(entry=entry, encoding=encoding))
     at_once = any(each.entry.cleaned_through is not None for each in due)
     costs = [cost_of([each.entry], each.encoding, prices) for each in due]

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from local.errors import InvalidRequest, LogError, NotFound, Unavailable
 from policies.cost.prices import BUILT_IN, PriceTable
@@ -387,6 +387,14 @@ def commit_groups(
     )
 
 
+class GroupRewriter(Protocol):
+    """Makes the segment of a group; can be pickled. See `rewrite_group`."""
+
+    def __call__(
+        self, plan: RewritePlan, group: RewriteGroup, store: ObjectStore, *, keys: KeyRing, target: ObjectStore
+    ) -> RewrittenGroup: ...
+
+
 class RewriteUnit(NamedTuple):
     number: int
     plan: RewritePlan
@@ -407,7 +415,7 @@ class RewriteJob(BucketJob[RewriteUnit, RewrittenGroup, RewriteOutcome]):
     now_ms: Clock
     target: Bucket | None = None
     batch_size: int = GROUPS_A_MANIFEST
-    rewrite: Callable[..., RewrittenGroup] = rewrite_group
+    rewrite: GroupRewriter = rewrite_group
     keeps_maker: bool = True
     incomplete: frozenset[int] = frozenset()
 

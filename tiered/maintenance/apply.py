@@ -86,10 +86,10 @@ def apply_partition(
         partition.check_not_stopped()
         _check(partition.snapshot(state.now_ms), decisions)
         _apply_all(state, decisions, progress)
-        done = state.applied.done
+        done = state.done
         if drops_copied and not state.should_stop() and any(isinstance(each, CopySegment) for each in done):
             _drop_copied(state)
-        return state.applied
+        return state.applied()
 
 
 def apply_on_disk(state: Application, decide: Decide) -> Applied | None:
@@ -107,7 +107,7 @@ def apply_on_disk(state: Application, decide: Decide) -> Applied | None:
         decisions = decide(snapshot)
         _check(snapshot, decisions)
         _apply_all(state, decisions)
-        return state.applied
+        return state.applied()
     finally:
         partition.lock.release()
 
@@ -136,9 +136,9 @@ def apply_in_task(state: Application, decide: Decide) -> Applied | None:
         _apply_in_turn(state, decisions)
     finally:
         partition.uploads.unmark_copying()
-    if not state.should_stop() and any(isinstance(each, UPLOADS) for each in state.applied.done):
+    if not state.should_stop() and any(isinstance(each, UPLOADS) for each in state.done):
         _drop_copied(state)
-    return state.applied
+    return state.applied()
 
 
 def _check(snapshot: PartitionSnapshot, decisions: Sequence[Decision]) -> None:
@@ -219,7 +219,7 @@ def _clean(state: Application, decision: CleanLog) -> bool:
         return False  # a segment being copied must not change, and the remote end must be known
     result = state.clean(state.partition, state.where(), decision)
     if result is not None:
-        state.applied.cleaned.append(result)
+        state.cleaned.append(result)
     return result is not None
 
 

@@ -58,13 +58,13 @@ _Upload = tuple[CopySegment, SegmentInfo, SegmentEntry]
 Clean = Callable[[Partition, LogDirectory, CleanLog], CleaningFigures | None]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Applied:
     """The effects of decisions on one partition; `skipped` holds decisions that no longer applied."""
 
-    done: list[Decision] = field(default_factory=list)
-    skipped: list[Decision] = field(default_factory=list)
-    cleaned: list[CleaningFigures] = field(default_factory=list)
+    done: tuple[Decision, ...] = ()
+    skipped: tuple[Decision, ...] = ()
+    cleaned: tuple[CleaningFigures, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,15 +78,20 @@ class Application:
     clean: Clean = lambda partition, directory, decision: None  # only maintenance cleans, no task
     clock: Clock = lambda: 0.0  # constant by default, so that commits do not depend on the time
     rules: PartitionRules | None = None  # of the plan (None: current); with others now, nothing is expired or deleted
-    applied: Applied = field(default_factory=Applied)
+    done: list[Decision] = field(default_factory=list)
+    skipped: list[Decision] = field(default_factory=list)
+    cleaned: list[CleaningFigures] = field(default_factory=list)
+
+    def applied(self) -> Applied:
+        return Applied(tuple(self.done), tuple(self.skipped), tuple(self.cleaned))
 
     def stops_uploads(self) -> bool:
         return self.should_stop() or self.partition.is_paused_now()
 
     def record(self, run: Sequence[Decision], done: Sequence[Decision]) -> None:
-        self.applied.done += done
+        self.done += done
         known = {id(decision) for decision in done}  # there may be thousands
-        self.applied.skipped += [decision for decision in run if id(decision) not in known]
+        self.skipped += [decision for decision in run if id(decision) not in known]
         for decision in done:
             _log.info("applied: partition=%s decision=%s", self.partition.name, decision)
 
@@ -95,9 +100,9 @@ def copy_segments(state: Application, run: Sequence[Any]) -> None:
     if state.partition.rules.cleanup_compact:
         state.record(run, copy_in_one_commit(state, run))
         return
-    before = len(state.applied.done)
+    before = len(state.done)
     copy_in_groups(state, run)
-    state.record(run[len(state.applied.done) - before :], [])
+    state.record(run[len(state.done) - before :], [])
 
 
 def copy_in_groups(state: Application, run: Sequence[CopySegment]) -> None:

@@ -37,6 +37,7 @@ from tiered.stores.parallel import side_by_side
 
 CACHE_BYTES, CACHE_DIR_BYTES = 256 << 20, 10 << 30
 AT_ONCE = 8  # topics checked for deletion in parallel
+LOADS_MAX = 3  # of a partition, if refreshes overtake them
 
 
 class RemoteLog(Readable, AbstractContextManager["RemoteLog"]):
@@ -71,6 +72,7 @@ class RemoteLog(Readable, AbstractContextManager["RemoteLog"]):
         self._ids: dict[str, list[str]] = {}  # of the topics asked for
         self._partitions: dict[tuple[str, str], list[RemotePartitionName]] = {}
         self._sources: dict[TopicPartition, PartitionSource] = {}
+        self._generation = 0  # of the sources; a load that began in an older generation may be stale
         self._deleted: set[str] = set()  # ids of topics
 
     def topics(self) -> list[str]:
@@ -125,8 +127,9 @@ class RemoteLog(Readable, AbstractContextManager["RemoteLog"]):
         return manifest
 
     def refresh(self) -> None:
-        self.refresh_names()
         with self._lock:
+            self._generation += 1
+            self.refresh_names()
             for source in self._sources.values():
                 if source.metadata is not None:
                     source.metadata.load()
@@ -150,8 +153,9 @@ class RemoteLog(Readable, AbstractContextManager["RemoteLog"]):
         if manifest.deleted_ms is None:
             return manifest
         with self._lock:
+            self._generation += 1
             self._sources.pop(partition, None)
-        self.refresh_names()
+            self.refresh_names()
         wrong = "partition not found in the bucket, its topic was deleted"
         raise NotFound(wrong, partition=partition, deleted_ms=manifest.deleted_ms)
 
@@ -255,13 +259,16 @@ class RemoteLog(Readable, AbstractContextManager["RemoteLog"]):
         return True
 
     def _source(self, partition: TopicPartition) -> PartitionSource:
-        with self._lock:
-            found = self._sources.get(partition)
-        if found is None:
+        for _ in range(LOADS_MAX):
+            with self._lock:
+                found, generation = self._sources.get(partition), self._generation
+            if found is not None:
+                return found
             made = self._made_source(partition)  # not under the lock: other partitions do not wait for this manifest
             with self._lock:
-                found = self._sources.setdefault(partition, made)
-        return found
+                if generation == self._generation:
+                    return self._sources.setdefault(partition, made)
+        return made  # for this call alone: it began before the last refresh
 
     def _made_source(self, partition: TopicPartition) -> PartitionSource:
         topic_id = self._meant(partition.topic)

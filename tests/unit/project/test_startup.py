@@ -77,6 +77,11 @@ def test_import_and_help_load_no_heavy_module(code: str) -> None:
     assert loaded_by(code).isdisjoint(HEAVY)
 
 
+def test_version_loads_no_module_for_results() -> None:
+    loaded, _ = _modules_after(".", "--version")
+    assert loaded.isdisjoint({"msgspec", "tiered.cli.render"})
+
+
 @pytest.fixture(scope="module")
 def at_work(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A directory with a tiered topic: closed segments in the bucket and on the disk, and an active segment."""

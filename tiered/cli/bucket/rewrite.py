@@ -151,8 +151,7 @@ def recode(
     prices = session.prices()
 
     def plan(bucket: Bucket, name: RemotePartitionName) -> RewritePlan:
-        if key_id is not None and key_id not in bucket.keys:
-            raise InvalidRequest("cannot rewrite, the key is not in the key ring", key_id=key_id)
+        _check_key(bucket, key_id)
         return plan_recode(
             bucket.store,
             name,
@@ -191,6 +190,7 @@ def copy(
         job.opened(rate=job.rate) as bucket,
         job.target_of(bucket, target_url, target_options, storage_class=storage_class, rate=job.rate) as target,
     ):
+        _check_key(bucket, key_id)
         with target.opened() as store:
             plans = [
                 plan_copy(
@@ -227,6 +227,11 @@ def copy(
         return job.interrupted("run the same command to resume")
     session.say(f"next: tiered scrub --deep --remote {target_url}")
     return Exit.FINDINGS if any(each.differences for each in done) else Exit.DONE
+
+
+def _check_key(bucket: Bucket, key_id: str | None) -> None:
+    if key_id is not None and key_id not in bucket.keys:
+        raise InvalidRequest("cannot rewrite, the key is not in the key ring", key_id=key_id)
 
 
 def _planned(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tiered.cli.options import (
+    FORMATS,
     GROUP,
     OWN_LAYOUT,
     Layout,
@@ -28,7 +29,6 @@ from tiered.cli.options import (
     parse_partition_at,
     parse_time,
 )
-from tiered.cli.render import FORMATS
 from tiered.cli.session import Session, now_ms, store_options
 
 if TYPE_CHECKING:

@@ -118,7 +118,14 @@ def bench(
             on_measured=report_measured,
             should_stop=lambda: stop.is_set,
         )
-    rows = [MeasuredFigure.of(each) for each in report.measured]
+    rows = [
+        MeasuredFigure.of(
+            each,
+            latencies_ms=each.latencies_ms or None,
+            reference_latencies_ms=each.reference_latencies_ms or None,
+        )
+        for each in report.measured
+    ]
     requests = RequestsSent.of(report.requests) if report.requests is not None else None
     print_result(BenchMeasured.of(report, requests=requests, measured=rows), output)
     ended = "ratio: 1 is as fast as the reference, 0.5 half as fast" if report.is_complete else "interrupted"

@@ -106,6 +106,7 @@ def _parse_endpoint(text: str | None) -> Endpoint | None:
     if text is None:
         return None
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 1 << 16):
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 1 << 16
+    if not colon or not host or not is_port:
         raise InvalidRequest("invalid --advertise", text=repr(text), expected="HOST:PORT, such as replica-1:9092")
     return Endpoint(host=host.strip("[]"), port=int(port))

@@ -40,6 +40,7 @@ def test_benchmark_reports_measurements_with_references_and_deletes_its_files(tm
         assert each.size_bytes > 0
         assert each.seconds > 0
         assert (each.ratio is None) == (each.name == "fsync")
+    assert [{**each.latencies_ms} for each in report.measured if each.name == "upload"] == [{}]
     timed = {each.name for each in report.measured if each.latencies_ms}
     assert timed == {"fsync", "append, fsync each", "index lookup", "cold random read"}
     bulk, read, up, ranged = (
@@ -114,6 +115,12 @@ def test_benchmark_sends_the_predicted_number_of_requests(tmp_path: Path) -> Non
 def test_benchmark_refuses_a_size_that_is_too_small_or_too_large(tmp_path: Path, size: int) -> None:
     with pytest.raises(InvalidRequest):
         BenchOptions.of(size)
+    with pytest.raises(InvalidRequest, match="the size is out of range"):
+        run_benchmark(str(tmp_path), now_ms=NOW, options=BenchOptions(size_bytes=size))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_benchmark_refuses_a_directory_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest):
         run_benchmark(str(tmp_path / "nowhere"), now_ms=NOW, options=SMALL)
 

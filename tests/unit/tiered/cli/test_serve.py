@@ -18,6 +18,7 @@ from tiered.cli.main import invoke
         ("--advertise :9092", 2, "invalid --advertise"),
         ("--advertise replica:0", 2, "invalid --advertise"),
         ("--advertise replica:65536", 2, "invalid --advertise"),
+        ("--advertise replica:0000655360", 2, "invalid --advertise"),
         ("--port 65536", 2, "65535"),
         ("--refresh never", 2, "invalid --refresh"),
         ("--cache-dir c --cache-size much", 2, "invalid --cache-size"),

@@ -140,7 +140,7 @@ def test_fork_is_repaired_from_its_source_and_the_source_from_its_fork(healed: s
         (other, "bucket", healed),
         ("g", "bucket", healed),
     }
-    assert plan.hopeless == []
+    assert plan.hopeless == ()
     for partition in (NAME, FORK, SECOND):
         assert _read(world.store, partition) == truth
     assert damage(check_bucket(world.store)) == []
@@ -163,7 +163,7 @@ def test_damage_without_any_good_copy_is_hopeless_for_all_relatives() -> None:
     _spoil(world.store, "t")
     _spoil(world.store, "f")
     plan = _heal(world.store, "f", NoCopies())
-    assert plan.segments == []
+    assert plan.segments == ()
     assert {each.name.topic for each in plan.hopeless} == {"f", "g"}, (
         "the source names another object, which is damaged too"
     )

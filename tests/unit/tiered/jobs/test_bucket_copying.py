@@ -14,7 +14,7 @@ from manager_world import NAME, TIERED, World, send, settle
 from rewrite_flows import WRITES, records, small_segments
 from run_profile import each_call
 
-from local.errors import Conflict, Corrupt, InvalidRequest, LogError, NotFound
+from local.errors import AccessDenied, Conflict, Corrupt, InvalidRequest, LogError, NotFound
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import expire_segments
@@ -72,6 +72,15 @@ def test_bucket_copy_with_another_codec_and_key_has_the_same_records() -> None:
     entries = MetadataLog(target, named("t").prefix).refresh().segments
     assert {(entry.codec, entry.key_id) for entry in entries} == {("zstd", "b")}
     assert records(target) == records(world.store)
+
+
+def test_bucket_copy_with_an_empty_key_id_or_codec_copies_nothing() -> None:
+    """A regression: an empty key id copied plaintext, as if no key was given."""
+    for wrong in ({"key_id": ""}, {"codec": ""}):
+        world, target = _uncleaned(), _target()
+        with pytest.raises((AccessDenied, InvalidRequest)):
+            _copy(world.store, target, **wrong)
+        assert not records(target)
 
 
 def test_repeated_bucket_copy_copies_only_new_segments() -> None:

@@ -128,7 +128,8 @@ def test_upload_waits_at_most_a_second_for_a_shared_commit(world: World) -> None
 
         state = _Groups(partition=held, now_ms=NOW, where=lambda: manager.directories.of(NAME), clock=clock)
         copy_in_groups(state, copies)
-        assert state.applied.done == copies
+        assert state.done == copies
+        assert state.applied().done == tuple(copies)
         assert 1 < max(state.groups) <= 7
 
 

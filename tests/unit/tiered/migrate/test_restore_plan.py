@@ -4,7 +4,9 @@ interruptions."""
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from disk_model import ModelDisk, PowerCut
@@ -467,3 +469,15 @@ def test_restored_segments_that_were_never_cleaned_are_dirty(cleaned: bool) -> N
     expected = min(entry.cleaned_through or 0 for entry in entries)
     assert (expected > 0) is cleaned
     assert f"t 0 {expected}\n" in disk.read(f"{ROOT}/cleaner-offset-checkpoint").decode()
+
+
+def test_program_of_the_page_about_restores_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[4] / "docs/how-to/restore-from-the-bucket.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    for written, replaced in ('"orders"', '"t"'), ("/tmp/looked-at", str(tmp_path / "restored")):
+        assert written in program
+        program = program.replace(written, replaced)
+    names = {"store": _world(count=600).store, "now": NOW, "clock": lambda: NOW}
+    exec(program, names)
+    assert float(capsys.readouterr().out) > 0
+    assert (tmp_path / "restored" / "t-0").is_dir()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -18,6 +20,7 @@ from remote.store.memory_store import MemoryStore
 from remote.store.middleware.store_wrapper import MeteredStore
 from tiered.cli.main import invoke
 from tiered.read.bucket_reader import RemoteLog, open_remote, topic_ids
+from tiered.read.partition_source import PartitionSource
 
 OLD, NEW = "AAAAAAAAAAAAAAAAAAAAAA", "BBBBBBBBBBBBBBBBBBBBBA"
 
@@ -123,6 +126,73 @@ def test_topic_recreated_while_a_reader_is_open_is_not_mixed_in(store: MemorySto
     assert view.manifest(name).topic_id == OLD
     with pytest.raises(InvalidRequest, match="topic_ids="):
         view.manifest(TopicPartition("u", 1))
+
+
+class HeldLog(RemoteLog):
+    """Holds the first load of `partition` after its requests, from `is_loaded` until `may_end`."""
+
+    def __init__(self, store: MemoryStore, partition: TopicPartition) -> None:
+        super().__init__(store, topic_ids={"t": NEW})
+        self.partition, self.is_loaded, self.may_end = partition, Event(), Event()
+
+    def _made_source(self, partition: TopicPartition) -> PartitionSource:
+        made = super()._made_source(partition)
+        if partition == self.partition and not self.is_loaded.is_set():
+            self.is_loaded.set()
+            assert self.may_end.wait(30)
+        return made
+
+
+def test_a_partition_that_is_loaded_during_a_refresh_is_as_new_as_the_refresh(store: MemoryStore) -> None:
+    name = TopicPartition("t", 0)
+    view = HeldLog(store, name)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(view.manifest, name)
+        assert view.is_loaded.wait(30)
+        newest = _partition(store, "t", NEW, 0)
+        view.refresh()
+        view.may_end.set()
+        assert first.result() == newest
+    assert view.manifest(name) == newest
+
+
+def test_a_load_from_before_its_topic_was_deleted_does_not_bring_the_topic_back(store: MemoryStore) -> None:
+    name = TopicPartition("u", 0)
+    view = HeldLog(store, name)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(view.manifest, name)
+        assert view.is_loaded.wait(30)
+        assert view.manifest(name).topic_id == OLD
+        _delete(store, "u", OLD, 1)
+        with pytest.raises(NotFound, match="its topic was deleted"):
+            view.refresh_partition(name)
+        _partition(store, "u", NEW, 0)
+        view.may_end.set()
+        assert first.result().topic_id == NEW
+    assert view.manifest(name).topic_id == NEW
+
+
+def test_first_load_of_a_partition_does_not_wait_for_that_of_another(store: MemoryStore) -> None:
+    name, other = TopicPartition("t", 0), TopicPartition("t", 1)
+    view = HeldLog(store, name)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(view.manifest, name)
+        assert view.is_loaded.wait(30)
+        second = pool.submit(view.manifest, other)
+        assert second.result(30).partition == 1
+        assert not first.done()
+        view.may_end.set()
+        assert first.result().partition == 0
+
+
+def test_a_partition_is_read_even_if_refreshes_overtake_each_of_its_loads(store: MemoryStore) -> None:
+    class OvertakenLog(RemoteLog):
+        def _made_source(self, partition: TopicPartition) -> PartitionSource:
+            made = super()._made_source(partition)
+            self.refresh()
+            return made
+
+    assert OvertakenLog(store).manifest(TopicPartition("u", 0)).topic_id == OLD
 
 
 def test_topic_ids_of_a_name_need_one_list_request(store: MemoryStore, monkeypatch) -> None:

@@ -90,6 +90,18 @@ def test_rewrite_refuses_invalid_options(at: list[str], capfd, words: list[str],
     assert said in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("key_id", ["", "other"])
+@pytest.mark.parametrize("ending", ["--yes", "--dry-run"])
+def test_rewrite_copy_refuses_a_key_that_is_not_in_the_key_ring(
+    at: list[str], tmp_path: Path, capfd, key_id: str, ending: str
+) -> None:
+    (tmp_path / "other").mkdir()
+    words = ["copy", "t", "--to", f"file://{tmp_path}/other", ending, "--key-id", key_id]
+    assert invoke([*at, "rewrite", *words]) == 2
+    assert f"the key is not in the key ring: key_id={key_id}" in capfd.readouterr().err
+    assert not any((tmp_path / "other").iterdir())
+
+
 def test_rewrite_copy_copies_a_topic_to_another_bucket_and_later_catches_up(
     at: list[str], tmp_path: Path, capfd
 ) -> None:
