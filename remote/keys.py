@@ -12,12 +12,13 @@ Keys are below ``<store url>/<topic>-<topic id>/<partition>/``, the partition's 
 | ``meta/manifest/<sequence 20>`` | a manifest, see `remote.manifest.manifest` |
 | ``meta/page/<base 20>-<next 20>-<min ms 20>-<max ms 20>-<epoch 10>-<ulid>.parquet`` | `manifest.manifest_page` |
 | ``meta/gc/boundary/<number 20>`` | the GC boundary of manifest names, see `remote.manifest.manifest_chain` |
-| ``meta/pin/<ulid>.json`` | a reader's pin, or a fork's reference, see `remote.gc.pins` |
+| ``meta/pin/<ulid>.json`` | a reader's pin, or a fork's reference, see `remote.gc.pins`, `remote.gc.fork_references` |
 | ``meta/probe/<ulid>`` | written and removed by `remote.store.probe` |
 
 - Numbers are padded with zeros, so a listing is in order. `last` is the last offset, inclusive, as in Kafka's names;
   `next` is exclusive. The times in a page's name are hints, 0 where unknown or before 1970.
-- A key that begins with a slash is the full key, from the root, of another partition's object (`remote.gc.pins`).
+- A key that begins with a slash is the full key, from the root, of another partition's object
+  (`remote.gc.fork_references`).
 - A name is used once: the epoch separates writers, and the ulid separates the attempts of one writer.
 """
 

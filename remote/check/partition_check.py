@@ -25,7 +25,7 @@ import msgspec
 from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
 from local.verify.findings import Finding, Severity, damaged, finding, message
 from remote.fetch.segment_check import unreadable
-from remote.gc.pins import named_by_forks
+from remote.gc.fork_references import named_by_forks
 from remote.keys import (
     DATA_SUFFIX,
     INDEXES_SUFFIX,

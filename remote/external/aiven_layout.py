@@ -287,7 +287,7 @@ class Sealing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentFacts:
+class KafkaSegmentMetadata:
     """The segment metadata that Kafka passed to the plugin."""
 
     base_offset: int
@@ -306,7 +306,7 @@ class AivenManifest:
     chunks: ChunkTable
     indexes: dict[str, IndexRange] | None
     sealing: Sealing | None
-    facts: SegmentFacts | None
+    facts: KafkaSegmentMetadata | None
 
 
 class _FixedChunks(msgspec.Struct, tag_field="type", tag="fixed", rename="camel"):
@@ -451,12 +451,12 @@ def _sealing(stored: _Encryption | None, name: str) -> Sealing | None:
         raise _corrupt(name, "its data key is not valid base64") from error
 
 
-def _facts(stored: _Segment, name: str) -> SegmentFacts:
+def _facts(stored: _Segment, name: str) -> KafkaSegmentMetadata:
     start, last = stored.start_offset, stored.end_offset
     if not 0 <= start <= last <= _OFFSET_MAX:
         raise _corrupt(name, "its offsets contradict each other", start_offset=start, end_offset=last)
     epochs, problem = _epochs(stored)
-    return SegmentFacts(
+    return KafkaSegmentMetadata(
         base_offset=start,
         next_offset=last + 1,
         max_timestamp_ms=stored.max_timestamp_ms if stored.max_timestamp_ms >= 0 else None,

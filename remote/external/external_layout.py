@@ -338,7 +338,7 @@ def external_manifests(log: MetadataLog | None) -> ExternalManifests | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentFacts:
+class KnownSegment:
     """A segment with all facts known."""
 
     segment: ExternalSegment
@@ -359,7 +359,7 @@ class SegmentFacts:
         return self.segment.base_offset, self.next_offset
 
 
-def lineage_of(copies: Iterable[SegmentFacts], known: Iterable[tuple[int, int]] = ()) -> LeaderEpochs:
+def lineage_of(copies: Iterable[KnownSegment], known: Iterable[tuple[int, int]] = ()) -> LeaderEpochs:
     """Return the epochs of the last leader's log. `known` is a checkpoint of that leader."""
     starts: dict[int, int] = {}
     for epoch, start in chain(known, *(copy.epochs for copy in copies)):
@@ -370,12 +370,12 @@ def lineage_of(copies: Iterable[SegmentFacts], known: Iterable[tuple[int, int]] 
     return lineage
 
 
-def choose(copies: Sequence[SegmentFacts], known: Iterable[tuple[int, int]] = ()) -> list[tuple[SegmentFacts, int]]:
+def choose(copies: Sequence[KnownSegment], known: Iterable[tuple[int, int]] = ()) -> list[tuple[KnownSegment, int]]:
     """Return the copies to read, ascending, each up to an offset, without overlaps. `known` is as in `lineage_of`."""
     lineage = lineage_of(copies, known).entries
     following = zip_longest(lineage, lineage[1:])
     ends = {epoch: None if after is None else after[1] for (epoch, _), after in following}
-    found: list[tuple[SegmentFacts, int]] = []
+    found: list[tuple[KnownSegment, int]] = []
     valid = ((copy, _valid_end(copy, ends)) for copy in copies)
     for copy, end in sorted(valid, key=lambda each: (each[0].segment.base_offset, each[1], each[0].segment.stamp_ms)):
         base_offset = copy.segment.base_offset
@@ -392,7 +392,7 @@ def choose(copies: Sequence[SegmentFacts], known: Iterable[tuple[int, int]] = ()
     return found
 
 
-def _valid_end(copy: SegmentFacts, ends: dict[int, int | None]) -> int:
+def _valid_end(copy: KnownSegment, ends: dict[int, int | None]) -> int:
     """Where the copy's leading records of the lineage end; `ends` has each epoch's end, None for the last epoch."""
     reached = copy.segment.base_offset
     for at, (epoch, _) in enumerate(copy.epochs):

@@ -34,7 +34,10 @@ _log = logging.getLogger(__name__)
 
 
 class SequentialReader:
-    """The reads of one stream in one partition. Not thread safe. Another thread calls `following` (next segment)."""
+    """The reads of one stream in one partition; its owner must `close` it. Not thread safe.
+
+    Another thread calls `following` (next segment).
+    """
 
     def __init__(
         self,

@@ -6,7 +6,8 @@ Every deletion of objects passes `object_deletion.delete_objects`, which takes a
 |---|---|---|
 | `remote.gc.delayed_delete` | PENDING_DELETE, PENDING_PAGE, OLD_MANIFEST, PIN | pending deletes, old manifests, pins |
 | `remote.gc.partition_removal` | PENDING_DELETE, PENDING_PAGE | all objects of a deleted partition |
-| `remote.gc.pins` | PIN, or as its caller | released pins; the given objects, without those that a fork names |
+| `remote.gc.fork_references` | as its caller | the objects that it is given, without those that a fork names |
+| `remote.gc.pins` | PIN | released pins |
 | `tiered.jobs.orphan_deletion` | ORPHAN | orphans |
 | `remote.upload.segment_upload` | OWN_UPLOAD | the objects of its own failed upload |
 | `tiered.maintenance.upload_and_commit` | OWN_UPLOAD | the objects of its own upload whose commit was refused |

@@ -38,8 +38,9 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from local.errors import Corrupt, NotFound, describe
+from remote.gc.fork_references import delete_unlinked, is_over
 from remote.gc.object_deletion import DeleteReason, Evidence, delete_objects
-from remote.gc.pins import RENEWAL_LAG_MS, PinWatch, Unlinking, delete_unlinked, is_over, list_pins, release
+from remote.gc.pins import RENEWAL_LAG_MS, PinWatch, Unlinking, list_pins, release
 from remote.keys import MANIFESTS, parse_data_key, parse_manifest_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest, PendingPageDelete

@@ -4,7 +4,7 @@
 
 The caller reads the evidence from the store: the pins, then the newest manifest in its own epoch
 (`MetadataLog.check_still_writer`), then the forks. An object of another partition, or that a fork names, does not meet
-the precondition: `remote.gc.pins.delete_unlinked` skips it.
+the precondition: `remote.gc.fork_references.delete_unlinked` skips it.
 
 | crash | leaves |
 |---|---|

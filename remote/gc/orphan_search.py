@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from remote.gc.pins import list_pins, named_by_forks
+from remote.gc.fork_references import named_by_forks
+from remote.gc.pins import list_pins
 from remote.keys import parse_epoch
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_chain import ManifestChain

@@ -24,8 +24,9 @@ from enum import Enum
 
 from local.errors import Fenced, LogError
 from remote.gc.delayed_delete import collect_manifests, delete_pages, unlinkings_of
+from remote.gc.fork_references import delete_unlinked
 from remote.gc.object_deletion import DeleteReason
-from remote.gc.pins import PinWatch, delete_unlinked
+from remote.gc.pins import PinWatch
 from remote.keys import MANIFESTS, manifest_key
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog

@@ -18,7 +18,7 @@ authentication there. So does a wrapped key in another entry.
 (docs/reference/formats.md) stay readable for ever; ``tiered rotate-keys`` wraps their keys in the new form.
 
 A nonce is used once for a data key. Names and keys are new for every copy attempt. Within an attempt, a chunk that is
-sent again has the same bytes. SHA-256 checks this before the encryption (`remote.upload.segment_upload`).
+sent again has the same bytes. SHA-256 checks this before the encryption (`remote.upload.segment_upload_stream`).
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class StoreGuarantees:
 def probe_store(store: ObjectStore, prefix: str = "", now_ms: int = 0, *, is_racing: bool = False) -> StoreGuarantees:
     """The guarantees seen by creating a fresh key twice, and with `is_racing` one from several threads at once.
 
-    Raises the store's errors if it cannot be written to.
+    The key is removed only if the first create was answered. Raises the store's errors if it cannot be written to.
     """
     key = f"{prefix}{PROBES}{new_ulid(now_ms)}"
     first, second = b"tiered probe 1\n", b"tiered probe 2\n"

@@ -19,8 +19,9 @@ from policies.cost.prices import S3_STANDARD
 from policies.cost.storage_cost import GIB, request_cost
 from policies.retention import MANIFESTS_AT_ONCE
 from remote.fetch.range_reader import RangePredictor, RemotePartition
+from remote.gc.fork_references import delete_unlinked
 from remote.gc.object_deletion import DeleteReason
-from remote.gc.pins import PinWatch, Unlinking, delete_unlinked
+from remote.gc.pins import PinWatch, Unlinking
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments, expire_segments, remove_pending_deletes
 from remote.segment_entry import SegmentEntry

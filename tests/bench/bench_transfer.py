@@ -39,7 +39,8 @@ from remote.segment_entry import PART_BYTES
 from remote.segments.encryption import KeyRing
 from remote.segments.stored_segment import ZSTD, ObjectEncoding
 from remote.store.open_store import open_store
-from remote.upload.segment_upload import FileAhead, SegmentToCopy, copy_segment
+from remote.upload.segment_upload import SegmentToCopy, copy_segment
+from remote.upload.segment_upload_stream import FileAhead
 from tiered.partition.segment_inspection import SegmentInspector
 
 KEYS = KeyRing({"bench": os.urandom(32)})

@@ -27,7 +27,8 @@ from remote.segments.stored_segment import (
     open_chunk,
 )
 from remote.store.memory_store import MemoryStore
-from remote.upload.segment_upload import SegmentFacts, SegmentToCopy, copy_segment
+from remote.upload.segment_upload import SegmentToCopy, copy_segment
+from remote.upload.segment_upload_stream import SegmentFacts
 
 KEYS = KeyRing({"k": bytes(range(32))})
 CALM = settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.too_slow])

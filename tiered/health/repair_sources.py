@@ -33,7 +33,8 @@ from local.log import Log
 from local.records.batch_runs import BatchRuns
 from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition
-from remote.gc.pins import forks_of, list_pins
+from remote.gc.fork_references import forks_of
+from remote.gc.pins import list_pins
 from remote.keys import (
     DATA,
     data_key,

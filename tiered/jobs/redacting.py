@@ -58,7 +58,8 @@ from policies.cost.storage_cost import DAYS_PER_MONTH, monthly_storage
 from policies.rules import deletion_due_ms
 from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
-from remote.gc.pins import forks_of, list_pins
+from remote.gc.fork_references import forks_of
+from remote.gc.pins import list_pins
 from remote.keys import home_of, is_in_other_topic, new_ulid
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog

@@ -1,6 +1,6 @@
 """Fork a topic: a new topic of the same bucket with the same records, without copying them.
 
-`remote.gc.pins` has the protocol: states, crashes, and which partition deletes which object. A machine
+`remote.gc.fork_references` has the protocol: states, crashes, and which partition deletes which object. A machine
 writes to a fork after it restores it (`tiered.migrate.restore_plan`, ``takes_over``). `upto_offset` ends the fork
 before the first segment that reaches above it. A second run adds missing partitions and leaves the others unchanged.
 """
@@ -15,8 +15,9 @@ from local.errors import Conflict, Fenced, InvalidRequest
 from local.names import check_topic, new_topic_id
 from policies.cost.prices import BUILT_IN, PriceTable
 from policies.cost.storage_cost import request_cost
+from remote.gc.fork_references import homes_of
 from remote.gc.partition_removal import PartitionRemoval, Removal
-from remote.gc.pins import Pin, end_pin, homes_of, list_pins, pin_newest
+from remote.gc.pins import Pin, end_pin, list_pins, pin_newest
 from remote.keys import key_in_other_topic, topic_directory
 from remote.manifest.catalog import RemotePartitionName, missing_between
 from remote.manifest.commit_protocol import MetadataLog

@@ -29,7 +29,8 @@ from local.segment.segment import Segment
 from local.segment.segment_reading import batch_slices
 from local.verify.findings import Severity
 from local.verify.segment_checks import INTERVAL_BYTES, check_offset_index, check_time_index
-from remote.upload.segment_upload import SegmentFacts, SegmentToCopy
+from remote.upload.segment_upload import SegmentToCopy
+from remote.upload.segment_upload_stream import SegmentFacts
 
 _log = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ from remote.external.external_layout import (
     ExternalObject,
     ExternalParts,
     ExternalSegment,
-    SegmentFacts,
+    KnownSegment,
     choose,
     open_chunk,
 )
@@ -165,7 +165,7 @@ class Replay:
 class Known:
     """Results of earlier scans of a partition: segments by key, size and time; findings by key."""
 
-    facts: dict[tuple[str, int, int], SegmentFacts | None] = field(default_factory=dict)
+    facts: dict[tuple[str, int, int], KnownSegment | None] = field(default_factory=dict)
     findings: dict[str, Finding] = field(default_factory=dict)
 
 
@@ -247,17 +247,17 @@ class _Scan:
     layout: ExternalFormat
     note: Callable[[Finding], None]
 
-    def facts_of(self, segment: ExternalSegment) -> SegmentFacts | None:
+    def facts_of(self, segment: ExternalSegment) -> KnownSegment | None:
         try:
             return self._read_facts(segment)
         except Corrupt as error:
             self.note(damaged(error, segment.data_key, offsets=(segment.base_offset, segment.base_offset + 1)))
             return None
 
-    def _read_facts(self, segment: ExternalSegment) -> SegmentFacts | None:
+    def _read_facts(self, segment: ExternalSegment) -> KnownSegment | None:
         """The facts that the layout left open, from the bytes; None without a whole batch. Raises Corrupt."""
         if segment.next_offset is not None and segment.epochs is not None:
-            return SegmentFacts(
+            return KnownSegment(
                 segment=segment,
                 next_offset=segment.next_offset,
                 size_bytes=segment.size_bytes,
@@ -279,7 +279,7 @@ class _Scan:
                 checkpoint_epochs = checkpoint.between(segment.base_offset, next_offset)
         header = read_header(read(0, HEADER_BYTES)) if not segment.epochs and checkpoint_epochs is None else None
         first_epoch = () if header is None or header.leader_epoch < 0 else ((header.leader_epoch, segment.base_offset),)
-        return SegmentFacts(
+        return KnownSegment(
             segment=segment,
             next_offset=next_offset,
             size_bytes=size_bytes if segment.may_be_torn else segment.size_bytes,
@@ -288,7 +288,7 @@ class _Scan:
             has_all_epochs=segment.epochs is not None or checkpoint_epochs is not None,
         )
 
-    def with_checked_epochs(self, found: list[SegmentFacts]) -> tuple[list[SegmentFacts], Pairs]:
+    def with_checked_epochs(self, found: list[KnownSegment]) -> tuple[list[KnownSegment], Pairs]:
         known_epochs, is_doubtful = self._newest_checkpoint(found)
         if known_epochs or is_doubtful or overlaps(found):
             # The offset of each epoch's first batch decides which copy counts.
@@ -300,7 +300,7 @@ class _Scan:
                 known_epochs, is_doubtful = self._newest_checkpoint(found)
         return found, known_epochs
 
-    def entry(self, facts: SegmentFacts, next_offset: int) -> SegmentEntry:
+    def entry(self, facts: KnownSegment, next_offset: int) -> SegmentEntry:
         entry = entry_of_facts(facts, self.layout, next_offset=facts.next_offset, size_bytes=facts.size_bytes)
         if next_offset >= facts.next_offset:
             return entry
@@ -310,7 +310,7 @@ class _Scan:
         cut = position_of(body.read, offsets, entry.base_offset, next_offset)
         return entry_of_facts(facts, self.layout, next_offset=next_offset, size_bytes=cut)
 
-    def _with_all_epochs(self, facts: SegmentFacts) -> SegmentFacts:
+    def _with_all_epochs(self, facts: KnownSegment) -> KnownSegment:
         if facts.has_all_epochs:
             return facts
         if facts.segment.index_bytes.get("epochs"):
@@ -326,7 +326,7 @@ class _Scan:
             size = segment.size_bytes
             return lambda at, length: self.store.get_range(segment.data_key, at, min(length, max(0, size - at)))
         following = segment.base_offset + 1
-        pseudo = SegmentFacts(segment=segment, next_offset=following, size_bytes=0, max_timestamp_ms=None, epochs=())
+        pseudo = KnownSegment(segment=segment, next_offset=following, size_bytes=0, max_timestamp_ms=None, epochs=())
         entry = entry_of_facts(pseudo, self.layout, next_offset=following, size_bytes=segment.size_bytes)
         return ExternalObject(self.store, segment.data_key, self.layout.parts(self.store, entry)).read
 
@@ -354,7 +354,7 @@ class _Scan:
             return None
         return entry if any(entry) else None
 
-    def _checkpoint_of(self, facts: SegmentFacts) -> Pairs:
+    def _checkpoint_of(self, facts: KnownSegment) -> Pairs:
         """The leader-epoch checkpoint copied with a segment; empty without one. Raises Corrupt."""
         key = facts.segment.index_keys.get("epochs")
         if key is not None:
@@ -362,7 +362,7 @@ class _Scan:
         entry = entry_of_facts(facts, self.layout, next_offset=facts.next_offset, size_bytes=facts.size_bytes)
         return parse_lineage(self.layout.parts(self.store, entry).epochs or b"", entry.data_key)
 
-    def _newest_checkpoint(self, found: Sequence[SegmentFacts]) -> tuple[Pairs, bool]:
+    def _newest_checkpoint(self, found: Sequence[KnownSegment]) -> tuple[Pairs, bool]:
         """(the newest valid leader-epoch checkpoint, else empty; whether a newer one is damaged or contradicted)."""
         with_epochs = [each for each in found if each.epochs and each.segment.index_bytes.get("epochs")]
         is_doubtful = False
@@ -381,21 +381,21 @@ class _Scan:
             return entries, is_doubtful
         return (), is_doubtful
 
-    def _verified(self, found: Sequence[SegmentFacts], unread: Sequence[tuple[int, int]]) -> list[SegmentFacts]:
+    def _verified(self, found: Sequence[KnownSegment], unread: Sequence[tuple[int, int]]) -> list[KnownSegment]:
         """The readable segments, doubtful ones with the epochs of all batches; `unread`: hidden offsets."""
         bases = sorted({each.base_offset for each in found})
 
-        def is_doubtful(facts: SegmentFacts) -> bool:
+        def is_doubtful(facts: KnownSegment) -> bool:
             is_unread = any(base < facts.next_offset and facts.base_offset < end for base, end in unread)
             return is_unread or any(_overlap(facts, each) for each in found)
 
-        def checked(facts: SegmentFacts) -> SegmentFacts | None:
+        def checked(facts: KnownSegment) -> KnownSegment | None:
             return self._checked(facts, is_doubtful(facts), bases)
 
         answers = side_by_side(checked, found, threads=THREADS, name="tiered-epochs")
         return [facts for facts in answers if facts is not None]
 
-    def _checked(self, facts: SegmentFacts, is_doubtful: bool, bases: Sequence[int]) -> SegmentFacts | None:
+    def _checked(self, facts: KnownSegment, is_doubtful: bool, bases: Sequence[int]) -> KnownSegment | None:
         if facts.is_verified or (facts.is_first_epoch_read and not is_doubtful):
             return facts
         try:
@@ -443,7 +443,7 @@ def position_of(read: Read, offsets: bytes, base_offset: int, offset: int) -> in
     raise Corrupt("cannot cut a segment, it ends before the offset", offset=offset, base_offset=base_offset)
 
 
-def entry_of_facts(facts: SegmentFacts, layout: ExternalFormat, *, next_offset: int, size_bytes: int) -> SegmentEntry:
+def entry_of_facts(facts: KnownSegment, layout: ExternalFormat, *, next_offset: int, size_bytes: int) -> SegmentEntry:
     """The entry of a segment up to `next_offset`. A transaction index at -1 must be rebuilt; the record count is 0."""
     segment = facts.segment
     indexes = {section: IndexRange(start=0, length=size) for section, size in segment.index_bytes.items()}
@@ -497,7 +497,7 @@ def parse_lineage(checkpoint: bytes, key: str) -> Pairs:
     return entries
 
 
-def hidden(copies: Sequence[SegmentFacts], selected: Sequence[tuple[SegmentFacts, int]]) -> list[tuple[int, int]]:
+def hidden(copies: Sequence[KnownSegment], selected: Sequence[tuple[KnownSegment, int]]) -> list[tuple[int, int]]:
     read = sorted((copy.base_offset, end) for copy, end in selected)
     found: list[tuple[int, int]] = []
     reached = 0
@@ -511,13 +511,13 @@ def hidden(copies: Sequence[SegmentFacts], selected: Sequence[tuple[SegmentFacts
     return found
 
 
-def overlaps(found: Sequence[SegmentFacts]) -> bool:
+def overlaps(found: Sequence[KnownSegment]) -> bool:
     """Whether different segments hold the same offset; copies of one segment do not count."""
     ordered = sorted({(*each.range, each.epochs) for each in found})
     return any(one[1] > two[0] for one, two in pairwise(ordered))
 
 
-def _epochs_of_batches(read: Read, facts: SegmentFacts) -> tuple[Pairs, int]:
+def _epochs_of_batches(read: Read, facts: KnownSegment) -> tuple[Pairs, int]:
     """(epochs of all batches, the first from the segment's base; the offset after the last batch)."""
     epochs, end = LeaderEpochs(), facts.base_offset
     for _, _, table in slices_of(read):
@@ -526,14 +526,14 @@ def _epochs_of_batches(read: Read, facts: SegmentFacts) -> tuple[Pairs, int]:
     return ((entries[0][0], facts.base_offset), *entries[1:]) if entries else (), end
 
 
-def _agrees(checkpoint: LeaderEpochs, facts: SegmentFacts) -> bool:
+def _agrees(checkpoint: LeaderEpochs, facts: KnownSegment) -> bool:
     """Whether a checkpoint has the segment's epochs, or begins inside the segment (after DeleteRecords)."""
     if checkpoint.entries[0][1] > facts.base_offset:
         return True
     return [epoch for epoch, _ in checkpoint.between(*facts.range)] == [epoch for epoch, _ in facts.epochs]
 
 
-def _overlap(one: SegmentFacts, two: SegmentFacts) -> bool:
+def _overlap(one: KnownSegment, two: KnownSegment) -> bool:
     is_copy = one.range == two.range and one.epochs == two.epochs
     return not is_copy and max(one.base_offset, two.base_offset) < min(one.next_offset, two.next_offset)
 

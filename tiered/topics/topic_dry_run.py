@@ -137,7 +137,8 @@ class TopicDryRun:
         return self._table.snapshots(now_ms, self._table.all([topic.name]))
 
     def _held_by(self, topic: Topic, loss: PartitionLoss, now_ms: int) -> PartitionLoss:
-        from remote.gc.pins import forks_of, is_over, list_pins
+        from remote.gc.fork_references import forks_of, is_over
+        from remote.gc.pins import list_pins
 
         if (store := self._opener.store) is None or not topic.was_tiered:
             return replace(loss, pins=0)

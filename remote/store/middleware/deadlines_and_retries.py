@@ -18,7 +18,7 @@ call starts. Cost per call: two thread switches, about 50 microseconds.
 | call | why a late effect is safe |
 |---|---|
 | create | the commit id inside identifies it |
-| other writes | names are used once and always get the same bytes (`remote.upload.segment_upload`) |
+| other writes | names are used once and always get the same bytes (`remote.upload.segment_upload_stream`) |
 | delete | it may repeat |
 | upload | an abandoned upload gets no further part |
 

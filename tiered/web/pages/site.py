@@ -23,19 +23,21 @@ from tiered.plans.planning import PricedPlan, priced_plan
 from tiered.status.status_report import StatusReport, status_report
 from tiered.status.tier_history import read_series, still_there
 from tiered.web.html import HTML_TYPE, SOON_S, Answered, DataAge, asset, render
-from tiered.web.pages.manager_cache import DEADLINE_S, DataLoader, Loaded, ManagerCache, data_age
-from tiered.web.pages.overview import (
-    HistoryData,
+from tiered.web.pages.maintenance import (
     Selection,
     compaction_data,
     compaction_facts,
     compaction_page,
+    plan_facts,
+    plan_page,
+)
+from tiered.web.pages.manager_cache import DEADLINE_S, DataLoader, Loaded, ManagerCache, data_age
+from tiered.web.pages.overview import (
+    HistoryData,
     found_topics,
     overview,
     partition_facts,
     partition_page,
-    plan_facts,
-    plan_page,
     problems_page,
     topic_page,
 )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from disk_model import ModelDisk
-from log_world import open_log
+from log_world import open_log, read_all
 
 from local import kernels
 from local.errors import InvalidRequest
 from local.format.compression import Codec
-from local.format.record import Record
+from local.format.record import Record, TimestampType
 from local.log import Log
 from local.log.producer_state import Producer
 from local.records.batch import encode_batch
@@ -52,6 +53,21 @@ def test_the_error_numbers_invalid_records_across_all_batches_of_the_append() ->
     with pytest.raises(InvalidRequest, match=rf"records=\[3, 17\] count=2 .*latest_ms={NOW_MS}"):
         append(log, times)
     assert log.next_offset == 0
+
+
+@pytest.mark.parametrize("time_ms", [NOW_MS - 1, NOW_MS + 1])
+def test_log_append_time_exempts_records_and_columns_from_the_time_limits(time_ms: int) -> None:
+    limits = LogSettings(timestamp_before_max_ms=0, timestamp_after_max_ms=0)
+    columns = pa.table({"value": [b"v"], "timestamp": [time_ms]})
+    log = open_log(ModelDisk(), limits)
+    with pytest.raises(InvalidRequest, match="a record time"):
+        append(log, [time_ms])
+    with pytest.raises(InvalidRequest, match="a record time"):
+        log.append_columns(columns, now_ms=NOW_MS)
+    log = open_log(ModelDisk(), replace(limits, timestamp_type=TimestampType.LOG_APPEND_TIME))
+    append(log, [time_ms])
+    log.append_columns(columns, now_ms=NOW_MS)
+    assert [record.timestamp_ms for record in read_all(log)] == [NOW_MS, NOW_MS]
 
 
 def test_by_default_an_append_accepts_past_times_and_times_up_to_an_hour_ahead() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from disk_model import ModelDisk
 from log_world import NAME, SMALL, fill, open_log, read_all
-from test_producer_files import COMPACTED, end, facts, names_of, put, story
+from test_producer_state_files import COMPACTED, end, facts, names_of, put, story
 
 from local.cleaner import cleaner
 from local.errors import Corrupt, DiskFailed

@@ -39,7 +39,8 @@ from remote.segments.stored_segment import (
 )
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.store_wrapper import MeteredStore
-from remote.upload.segment_upload import SegmentFacts, SegmentToCopy, copy_segment
+from remote.upload.segment_upload import SegmentToCopy, copy_segment
+from remote.upload.segment_upload_stream import SegmentFacts
 
 PREFIX = "orders-AAAAAAAAAAAAAAAAAAAAAA/0/"
 CHUNK = 4096

@@ -16,9 +16,10 @@ from manager_world import COMPACTED, DAY, HOUR, NAME, NOW, TIERED, World, send, 
 from local.errors import Conflict, InvalidRequest, LogError, NotFound
 from local.format.record import StoredRecord
 from local.names import TopicPartition
-from remote.gc import pins
+from remote.gc import fork_references
+from remote.gc.fork_references import forks_of, is_over, named_by_forks
 from remote.gc.orphan_search import find_orphans
-from remote.gc.pins import Pin, forks_of, is_over, list_pins, named_by_forks, pin_newest, release
+from remote.gc.pins import Pin, list_pins, pin_newest, release
 from remote.keys import parse_data_key
 from remote.manifest import commit_protocol
 from remote.manifest.catalog import RemotePartitionName, list_partitions
@@ -512,7 +513,7 @@ def test_lookup_of_forks_sees_a_fork_made_during_the_lookup() -> None:
     _fork(world.store)
     home = _names(world.store, "t")[0].prefix
     fork = _names(world.store, "f")[0].prefix
-    real, is_due = pins.named_by_fork, [True]
+    real, is_due = fork_references.named_by_fork, [True]
 
     def named(store: ObjectStore, prefix: str) -> set[str]:
         if prefix == fork and is_due.pop() if is_due else False:
@@ -524,7 +525,7 @@ def test_lookup_of_forks_sees_a_fork_made_during_the_lookup() -> None:
         return real(store, prefix)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pins, "named_by_fork", named)
+        patch.setattr(fork_references, "named_by_fork", named)
         kept = named_by_forks(world.store, home)
     assert {home + key for key in kept} == _data(world.store)
 

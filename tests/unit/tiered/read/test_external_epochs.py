@@ -14,7 +14,7 @@ from external_truth import assert_reads
 from local.log.leader_epochs import LeaderEpochs
 from local.verify.findings import Severity
 from remote.external.external_formats import external_format
-from remote.external.external_layout import ExternalSegment, LayoutOptions, SegmentFacts
+from remote.external.external_layout import ExternalSegment, KnownSegment, LayoutOptions
 from remote.store.memory_store import MemoryStore
 from remote.store.open_store import open_store
 from tiered.cli.main import invoke
@@ -230,7 +230,7 @@ def test_import_with_a_blocked_segment_exits_4(sample, tmp_path, capfd) -> None:
 )
 def test_hidden_offsets_are_the_offsets_of_copies_that_are_not_read(ranges, chosen, expected) -> None:
     copies = [
-        SegmentFacts(
+        KnownSegment(
             segment=ExternalSegment(data_key="a", base_offset=base, size_bytes=1, stored_bytes=1),
             next_offset=end,
             size_bytes=1,

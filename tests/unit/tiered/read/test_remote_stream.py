@@ -192,14 +192,14 @@ def test_malformed_batch_is_corrupt_and_earlier_batches_are_returned(at: int) ->
 def test_inspector_sees_every_batch_once_and_in_order_for_all_part_sizes(
     shape: str, part_bytes: int, look_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from remote.upload import segment_upload
+    from remote.upload import segment_upload_stream
 
     batches = batches_of(SHAPES[shape])
     body = b"".join(batches)
     spans = [(start, min(part_bytes, len(body) - start)) for start in range(0, len(body), part_bytes)]
-    monkeypatch.setattr(segment_upload, "parts_of", lambda size_bytes: spans)
-    monkeypatch.setattr(segment_upload, "_JOINED_BYTES", 64)
-    monkeypatch.setattr(segment_upload, "LOOK_BYTES", look_bytes)
+    monkeypatch.setattr(segment_upload_stream, "parts_of", lambda size_bytes: spans)
+    monkeypatch.setattr(segment_upload_stream, "_JOINED_BYTES", 64)
+    monkeypatch.setattr(segment_upload_stream, "LOOK_BYTES", look_bytes)
     seen: list[bytes] = []
 
     class Seeing(SegmentInspector):

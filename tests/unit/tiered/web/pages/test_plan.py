@@ -18,7 +18,7 @@ from remote.manifest.page_out import PageRule
 from tiered.config.units import counted
 from tiered.manager.manager import LogManager
 from tiered.plans.planning import priced_plan
-from tiered.web.pages.overview import Selection, compaction_data, compaction_page, plan_page
+from tiered.web.pages.maintenance import Selection, compaction_data, compaction_page, plan_page
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from local.errors import DiskFailed
-from remote.upload import segment_upload
-from remote.upload.segment_upload import FileAhead
+from remote.upload import segment_upload_stream
+from remote.upload.segment_upload_stream import FileAhead
 
 BLOCK = 1000
 BODY = random.Random(4).randbytes(10 * BLOCK + 77)
@@ -36,7 +36,7 @@ class Through:
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    monkeypatch.setattr(segment_upload, "BLOCK_BYTES", BLOCK)
+    monkeypatch.setattr(segment_upload_stream, "BLOCK_BYTES", BLOCK)
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_profile import examples
 
-from remote.external.external_layout import ExternalSegment, SegmentFacts, choose, lineage_of
+from remote.external.external_layout import ExternalSegment, KnownSegment, choose, lineage_of
 
 
 def _copy(number, base, following, epochs=(), stamp=0):
     segment = ExternalSegment(data_key=str(number), base_offset=base, size_bytes=1, stored_bytes=1, stamp_ms=stamp)
-    return SegmentFacts(
+    return KnownSegment(
         segment=segment, next_offset=following, size_bytes=1, max_timestamp_ms=None, epochs=tuple(epochs)
     )
 
