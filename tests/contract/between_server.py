@@ -6,7 +6,7 @@ import http.client
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 _HOP = {"connection", "content-length", "transfer-encoding", "keep-alive", "date", "server"}
 Asked = Callable[["Request"], tuple[int, str] | None]
@@ -28,18 +28,35 @@ class Request:
 class BetweenServer:
     """A proxy in front of the server at `url`.
     `answer(request)` returns the answer (status, S3 error code), or None to forward the request. It may block, which
-    simulates a server that does not respond. `requests` has all requests in order."""
+    simulates a server that does not respond. `requests` has all requests in order. A request that its client cut short
+    is not forwarded."""
 
     def __init__(self, url: str, answer: Asked) -> None:
         self.requests: list[Request] = []
         self._host = urlsplit(url).netloc
+        self._unanswered = 0
+        self._answered = threading.Condition()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def _take(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                outer._count(1)
+                try:
+                    self._handle()
+                finally:
+                    outer._count(-1)
+
+            def _handle(self) -> None:
+                length = int(self.headers.get("Content-Length", 0))
+                try:
+                    body = self.rfile.read(length)
+                except ConnectionResetError:
+                    body = b""
+                if len(body) < length:
+                    self.close_connection = True
+                    return
                 names = {name.lower(): value for name, value in self.headers.items()}
                 request = Request(self.command, self.path, names)
                 outer.requests.append(request)
@@ -95,6 +112,21 @@ class BetweenServer:
             "client_kwargs": {"region_name": "us-east-1"},
             "config_kwargs": {"proxies": {}},
         }
+
+    def _count(self, change: int) -> None:
+        with self._answered:
+            self._unanswered += change
+            self._answered.notify_all()
+
+    def wait_until_all_are_answered(self) -> None:
+        """Wait until no request is at the server: a client may have abandoned some."""
+        with self._answered:
+            assert self._answered.wait_for(lambda: self._unanswered == 0, timeout=60)
+
+    def upload_ids(self, what: str) -> list[str]:
+        """The multipart uploads that the requests with this `Request.what` name, in order."""
+        paths = [urlsplit(request.path).query for request in self.requests if request.what == what]
+        return [parse_qs(query)["uploadId"][0] for query in paths]
 
     def times(self, what: str) -> int:
         """Number of requests with this `Request.what`."""
