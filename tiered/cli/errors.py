@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
+import json
 import signal
-import tomllib
 from collections.abc import Iterable
 from enum import IntEnum
 from pkgutil import get_data
@@ -58,8 +58,10 @@ _OF_TIERED = ("starlette", "anyio", "uvicorn", "h11", "jinja2")  # installed; al
 _OWN_PACKAGES = ("local", "policies", "remote", "tiered")
 
 _WORST = (Exit.CORRUPTION, Exit.CONFLICT, Exit.USAGE, Exit.FAILED, Exit.UNAVAILABLE, Exit.FINDINGS)
+# The next step after an error. `causes`: by errno name or error code of S3; `extras`: the dependencies of each extra;
+# `instead`: by command, an alternative that works while another manager holds the directory.
 # Read at import: an error may leave no descriptor to open a file.
-HINTS: dict[str, dict[str, Any]] = tomllib.loads((get_data(__package__, "hints.toml") or b"").decode())
+HINTS: dict[str, dict[str, Any]] = json.loads(get_data(__package__, "hints.json") or b"")
 
 
 def exit_code(error: BaseException | type[BaseException]) -> Exit:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import gc
+import json
 import os
 import sys
-import tomllib
 from collections.abc import Sequence
 from importlib import import_module
 from keyword import iskeyword
@@ -24,10 +24,11 @@ from tiered.cli.session import Session, complete_settings, completions, parse_se
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-# In the order of use by a new user: module in this package, one line of help.
+# In the order of use by a new user: module in this package, one line of help. The module of a command may add it to the
+# group of another module, as `bucket.redact` does.
 COMMANDS: dict[str, tuple[str, str]] = {
     name: (module, summary)
-    for name, (module, summary) in tomllib.loads((get_data(__package__, "commands.toml") or b"").decode()).items()
+    for name, (module, summary) in json.loads(get_data(__package__, "commands.json") or b"").items()
 }
 
 _EXIT_CODES = (

@@ -79,7 +79,7 @@ def test_import_and_help_load_no_heavy_module(code: str) -> None:
 
 def test_version_loads_no_module_for_results() -> None:
     loaded, _ = _modules_after(".", "--version")
-    assert loaded.isdisjoint({"msgspec", "tiered.cli.render"})
+    assert loaded.isdisjoint({"msgspec", "tomllib", "tiered.cli.render"})
 
 
 @pytest.fixture(scope="module")
