@@ -125,7 +125,7 @@ class TestFiles:
             store.put(key, b"x")
         entered, inner = [], store._inner._inner
         children = inner._children
-        monkeypatch.setattr(inner, "_children", lambda attempt, at: (entered.append(at), children(attempt, at))[1])
+        monkeypatch.setattr(inner, "_children", lambda at: (entered.append(at), children(at))[1])
         assert [info.key for info in store.list("t/2", start_after="t/2/x")] == ["t/20/x"]
         assert entered == ["t/", "t/2/", "t/20/"]
 
