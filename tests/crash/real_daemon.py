@@ -143,9 +143,9 @@ class Daemon:
         found = [line for line in self.words.splitlines() if line.startswith("metrics at ")]
         return found[0].split()[2].rstrip(",").removesuffix("metrics") if found else None
 
-    def ask(self, path: str, timeout_s: float = 30.0) -> tuple[int, str]:
+    def ask(self, path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(self.url + path, timeout=timeout_s) as answer:
+            with urllib.request.urlopen(self.url + path, timeout=30) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

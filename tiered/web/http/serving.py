@@ -214,6 +214,9 @@ class ServerInThread:
         if self._thread.ident is not None:
             self._thread.join(END_S)
         self._listener.close()
+        if not self._thread.is_alive():
+            for client in self._listener.open_clients():
+                client.close()  # accepted just before the loop ended, so no connection of the loop has it
 
     def _run(self) -> None:
         try:

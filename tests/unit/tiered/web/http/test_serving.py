@@ -22,7 +22,7 @@ from raw_clients import LIMIT_S, SECRET, Raw, ask, echo, served
 from local.errors import InvalidRequest
 from tiered.service.observations import JsonFormatter
 from tiered.web.http.server import LOOPBACK, Gate, MetricsServer, WebServer
-from tiered.web.http.serving import END_S, Listener, Tls
+from tiered.web.http.serving import END_S, Listener, ServerInThread, Tls
 
 TOKEN = "a token of some length"
 ROWS = "".join(f"<tr><td>orders/{number}</td></tr>" for number in range(2000))
@@ -139,6 +139,19 @@ def test_client_that_does_not_read_does_not_prevent_the_shutdown() -> None:
             assert not server._thread.is_alive()
             gc.collect()  # an unclosed transport would warn now
             assert len(client.rest()) < 20_000_000
+
+
+def test_close_ends_a_client_that_was_accepted_just_before_the_loop_ended(monkeypatch) -> None:
+    def accept_and_end(server: ServerInThread) -> None:
+        server._listener.accept()
+
+    monkeypatch.setattr(ServerInThread, "_run", accept_and_end)
+    server = ServerInThread(LOOPBACK, 0, echo, name="test", option="--metrics")
+    server.start()
+    with socket.create_connection(server.address, timeout=LIMIT_S) as client:
+        server._thread.join(LIMIT_S)
+        server.close()
+        assert client.recv(1) == b"", "the client must not wait for the end of the process"
 
 
 def test_close_of_a_server_that_never_started_frees_its_port() -> None:
