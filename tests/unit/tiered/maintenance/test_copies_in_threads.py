@@ -454,7 +454,7 @@ def test_cleaning_planned_before_the_copy_began_is_skipped(world: World, store: 
         state = Application(partition=held, now_ms=NOW, where=lambda: directory, clean=clean)  # type: ignore[arg-type]
         applied = apply_on_disk(state, lambda seen: [planned])
         assert applied is not None
-        assert applied.skipped == [planned]
+        assert applied.skipped == (planned,)
         store.let_go()
 
 

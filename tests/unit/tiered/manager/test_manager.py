@@ -264,7 +264,7 @@ def test_copy_of_segments_that_cleaning_merged_leaves_no_offset_gap(
         ]
         assert [(each.base_offset, each.next_offset) for each in copies] == [(0, 8), (8, 16), (16, 25)]
         applied = manager.apply(Plan(now_ms=later, decisions={NAME: [clean, *copies]}))[NAME]
-        assert (applied.done, applied.skipped) == ([clean], copies)
+        assert (applied.done, applied.skipped) == ((clean,), tuple(copies))
         assert manager.snapshots(later)[0].remote == (), "the first entry would begin after an offset gap"
         settle(manager, later + 1000 * HOUR)
         mine = values(manager.reader())
@@ -280,7 +280,7 @@ def test_segment_is_not_copied_before_the_segments_below_it(world: World, monkey
         copies = [each for each in plan.decisions[NAME] if isinstance(each, CopySegment)]
         assert len(copies) >= 3
         applied = manager.apply(replace(plan, decisions={NAME: copies[1:]}))[NAME]
-        assert (applied.done, applied.skipped) == ([], copies[1:])
+        assert (applied.done, applied.skipped) == ((), tuple(copies[1:]))
         assert manager.snapshots(NOW)[0].remote == ()
         settle(manager)
         assert len(values(manager.reader())) == 300

@@ -356,7 +356,7 @@ def test_no_segment_is_dropped_between_the_snapshot_and_the_disable_commit(
         manager.topics.alter("t", OFF, now_ms=NOW)
         manager.tick(NOW, waits=False)
         assert manager.maintenance.tasks.wait_idle(30.0)
-        assert [each.done for each in dropped[0].values()] == [[]]
+        assert [each.done for each in dropped[0].values()] == [()]
         assert head_of(manager).log_start_offset == 0
         assert read(manager) == list(range(300))
 

@@ -63,7 +63,7 @@ def test_plan_of_a_read_only_open_is_applied_by_a_writer_after_its_takeover(worl
         saved = saved_of(manager)
     with world.open() as manager:
         applied = apply_saved(manager, decode_plan(encode_plan(saved)), now_ms=NOW + 1000)
-        assert [each.skipped for each in applied.values()] == [[]]
+        assert [each.skipped for each in applied.values()] == [()]
         done = [each for each in applied[NAME].done if isinstance(each, CopySegment)]
         assert done == [each for each in saved.plan.decisions[NAME] if isinstance(each, CopySegment)]
         assert manager.partitions.find(NAME).manifest().segment_count == len(done) > 2
