@@ -10,7 +10,8 @@ import bisect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from local import names
@@ -37,6 +38,21 @@ _log = logging.getLogger(__name__)
 _TIME_SEARCH = ReadLimits(1 << 20)
 
 
+class LargestTimes:
+    """The running maximum of the timestamps of closed segments, for a binary search. Views of one list share it."""
+
+    def __init__(self, sealed: tuple[Segment, ...] = ()) -> None:
+        self._sealed = sealed
+        self._running: list[int] | None = None  # computed at the first search
+
+    def first_reaching(self, timestamp_ms: int) -> int:
+        """Return the number of segments before the first with a record at or after `timestamp_ms`. Raises NotFound."""
+        if self._running is None:
+            known = (-1 if each.max_timestamp_ms is None else each.max_timestamp_ms for each in self._sealed)
+            self._running = list(accumulate(known, max))
+        return bisect.bisect_left(self._running, timestamp_ms)
+
+
 @dataclass(frozen=True, slots=True)
 class LogView:
     """An immutable view of a log: its segments and offsets at one moment."""
@@ -45,6 +61,7 @@ class LogView:
     bases: tuple[int, ...]  # their base offsets
     log_start_offset: int
     next_offset: int  # the log end
+    times: LargestTimes = field(default_factory=LargestTimes)  # of all segments but the last
     # The start of the earliest open transaction. It is published together with the log end, after an aborted
     # transaction's entry is written.
     unstable_offset: int | None = None
@@ -142,7 +159,7 @@ class LogView:
     def search(self, timestamp_ms: int) -> FoundOffset | None:
         """Return the first record at or after both `timestamp_ms` and the log start. Raises NotFound, Corrupt."""
         start = self.local_log_start_offset
-        for segment in self.segments:
+        for segment in self.segments[self.times.first_reaching(timestamp_ms) :]:
             if segment.max_timestamp_ms is not None and segment.max_timestamp_ms >= timestamp_ms:
                 found = first_at_or_after(segment, timestamp_ms, start)
                 if found is not None:

@@ -34,7 +34,7 @@ from local.errors import DiskFailed, InvalidRequest
 from local.lock_ranks import LockRank, ranked_lock
 from local.log import checkpoints
 from local.log.leader_epochs import LeaderEpochs
-from local.log.log_reader import LogView
+from local.log.log_reader import LargestTimes, LogView
 from local.log.producer_state import ProducerFiles, ProducerState
 from local.log.read_only_open import ReadOnlySource
 from local.names import TopicPartition
@@ -277,7 +277,8 @@ class LogState:
         self.cuts += next_offset is not None and next_offset < old.next_offset
         end = old.next_offset if next_offset is None else next_offset
         unstable, tail = self.producer_state.first_unstable_offset, selected[-1]
-        self.view = LogView(selected, bases, start, end, unstable, tail.size_bytes, tail.is_active)
+        times = old.times if segments is None else LargestTimes(selected[:-1])
+        self.view = LogView(selected, bases, start, end, times, unstable, tail.size_bytes, tail.is_active)
 
     # -- leader epochs -------------------------------------------------------------------------------------------
 

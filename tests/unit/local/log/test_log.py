@@ -16,6 +16,7 @@ from local.format.record import Record, TimestampType
 from local.index import offset_index, time_index
 from local.names import OFFSET_INDEX, TIME_INDEX
 from local.records.batch import encode_batch, read_header
+from local.segment.segment import Segment
 from local.settings import LogSettings
 from local.storage import DiskStorage
 
@@ -162,6 +163,20 @@ def test_a_time_lookup_finds_a_record_before_a_later_but_smaller_timestamp() -> 
         log.append([Record(None, b"v" * 50, timestamp)], now_ms=0)
     for target in (50, 100, 101, 400, 500, 550, 600):
         assert log.offset_for_timestamp(target) == next(at for at, t in enumerate(times) if t >= target)
+
+
+def test_a_time_lookup_halves_the_list_of_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = open_log(ModelDisk(), LogSettings(segment_bytes=200))
+    for at in range(100):
+        log.append([Record(None, b"v" * 100, 1000 + at)], now_ms=0)
+    assert len(log.segments()) > 60
+    assert log.offset_for_timestamp(1050) == 50
+    asked, real = [], Segment.max_timestamp_ms
+    counting = property(lambda segment: (asked.append(segment.base_offset), real.fget(segment))[1])
+    monkeypatch.setattr(Segment, "max_timestamp_ms", counting)
+    for at in (10, 50, 98):
+        assert log.offset_for_timestamp(1000 + at) == at
+    assert len(asked) <= 12, "the segments below the time must not be asked one by one"
 
 
 def test_a_compacted_topic_refuses_records_without_key_and_names_their_indexes() -> None:
