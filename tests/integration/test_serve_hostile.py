@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -247,3 +248,20 @@ def test_the_command_serves_a_bucket_until_a_signal(tmp_path, monkeypatch: pytes
     finally:
         process.kill()
         process.communicate()
+
+
+def test_close_ends_a_client_whose_connection_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    accepted = threading.Event()
+
+    async def never_begins(connection: object) -> None:
+        accepted.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(connection.Connection, "serve", never_begins)
+    with served() as server, connect(server) as client:
+        assert accepted.wait(60)
+        server.close()
+        try:
+            assert client.recv(1) == b""
+        except ConnectionResetError:
+            return

@@ -44,7 +44,7 @@ class KafkaServer:
         self._stop: asyncio.Event | None = None
         self._is_ready = threading.Event()
         self._refused = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], asyncio.WriteTransport] = {}  # of the open connections
         self._thread = threading.Thread(target=self._run, name="tiered-kafka", daemon=True)
 
     def start(self) -> None:
@@ -73,11 +73,12 @@ class KafkaServer:
         async with server:
             await self._stop.wait()
             server.close()
-            for task in self._tasks:
+            for task, transport in self._tasks.items():
                 task.cancel()
+                transport.abort()  # a task that has not begun would leave its client waiting
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(reader, writer, self._service, self._limits, self._advertised)
         if len(self._tasks) >= self._limits.connections_max:
             self._refused += 1
@@ -86,15 +87,9 @@ class KafkaServer:
                 _log.warning("connection refused, too many are open: client=%s limit=%d times=%d", *facts)
             writer.transport.abort()
             return
-        task = asyncio.current_task()
-        assert task is not None, "a coroutine of the loop runs in a task"
-        self._tasks.add(task)
-        try:
-            await connection.serve()
-        except asyncio.CancelledError:
-            return  # `close`: the streams of asyncio report a cancelled task as an error
-        finally:
-            self._tasks.discard(task)
+        task = asyncio.get_running_loop().create_task(connection.serve())
+        self._tasks[task] = writer.transport
+        task.add_done_callback(self._tasks.pop)
 
 
 def _listening(host: str, port: int) -> socket.socket:

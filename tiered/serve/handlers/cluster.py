@@ -7,7 +7,6 @@ make another refuse the client's next request (UNKNOWN_LEADER_EPOCH). Clients th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from uuid import UUID
 
 from local.errors import InvalidRequest, LogError
 from local.names import check_topic
@@ -36,10 +35,11 @@ _INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 async def metadata(service: Service, request: MetadataRequest, at: Endpoint, version: int) -> MetadataResponse:
     wants_all = request.topics is None or (version == 0 and not request.topics)
-    failure, known = Error.NONE, dict[str, ServedTopic]()
+    failure: Error = Error.NONE
+    known: Mapping[str, ServedTopic] = {}
     if wants_all or request.topics:
         try:
-            known = dict(await service.topics())
+            known = await service.topics()
         except LogError as error:
             failure = error_of(error, "all")
     operations = _TOPIC_OPERATIONS if request.include_topic_authorized_operations else NO_OPERATIONS
@@ -48,7 +48,7 @@ async def metadata(service: Service, request: MetadataRequest, at: Endpoint, ver
     elif failure is not Error.NONE:
         topics = [_failed(each, Error.KAFKA_STORAGE_ERROR) for each in request.topics or ()]
     else:
-        topics = _named(known, request.topics or (), operations)
+        topics = [_named(service, known, each, operations) for each in request.topics or ()]
     return MetadataResponse(
         brokers=(MetadataResponseBroker(node_id=BROKER_ID, host=at.host, port=at.port),),
         cluster_id=service.source.cluster_id,
@@ -78,20 +78,15 @@ def describe_cluster(service: Service, request: DescribeClusterRequest, at: Endp
 
 
 def _named(
-    known: Mapping[str, ServedTopic], requested: tuple[MetadataRequestTopic, ...], operations: int
-) -> list[MetadataResponseTopic]:
-    by_id: dict[UUID, ServedTopic] = {}
-    if any(each.name is None for each in requested):
-        by_id = {topic.topic_id: topic for topic in known.values() if topic.topic_id is not None}
-    found = []
-    for each in requested:
-        if each.name is None:
-            topic = by_id.get(each.topic_id) if each.topic_id is not None else None
-            missing = Error.UNKNOWN_TOPIC_ID
-        else:
-            topic, missing = known.get(each.name), _missing(each.name)
-        found.append(_failed(each, missing) if topic is None else _described(topic, operations))
-    return found
+    service: Service, known: Mapping[str, ServedTopic], requested: MetadataRequestTopic, operations: int
+) -> MetadataResponseTopic:
+    name, topic_id = requested.name, requested.topic_id
+    if name is None and topic_id is not None:
+        name = service.names_by_id.get(topic_id)
+    topic = known.get(name) if name is not None else None
+    if topic is not None:
+        return _described(topic, operations)
+    return _failed(requested, Error.UNKNOWN_TOPIC_ID if requested.name is None else _missing(requested.name))
 
 
 def _missing(name: str) -> Error:
