@@ -65,8 +65,11 @@ def test_demo_runs_twice_in_one_directory_and_leaves_no_process(tmp_path: Path) 
 def test_search_for_leftover_processes_finds_one(tmp_path: Path) -> None:
     """So the check of the demo test can fail."""
     environment = {**os.environ, "DEMO_TEST_MARK": str(tmp_path)}
-    stays = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment)
+    program = [sys.executable, "-c", "print('begun', flush=True); input()"]
+    stays = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    assert stays.stdout is not None
     try:
+        assert stays.stdout.readline() == b"begun\n"  # the system shows no environment before the program begins
         assert len(_left_running(str(tmp_path))) == 1
     finally:
         stays.communicate(b"\n")
