@@ -50,8 +50,11 @@ def test_ended_run_leaves_no_process_behind(how: signal.Signals | None) -> None:
 
 def test_child_processes_inherit_the_mark_of_the_run() -> None:
     mark = os.environ[leftover_processes.MARK]
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    program = [sys.executable, "-c", "print('begun', flush=True); input()"]
+    child = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None
     try:
+        assert child.stdout.readline() == b"begun\n"  # the system shows no environment before the program begins
         assert child.pid in leftover_processes.marked(mark)
     finally:
         child.communicate(b"\n")
