@@ -212,14 +212,15 @@ class Ours:
         return TieredReader(lambda partition: PartitionSource(partition, None, remote, log))
 
     def random_reads(self) -> dict[str, Work]:
-        known = self.partition(cache := ChunkCache())
-        chunks = [(PREFIX + self.row.data_key, number) for number in range(len(known.indexes(self.row).chunks))]
+        # `RemotePartition.indexes` finds the bundle under this key; no chunk is cached.
+        indexes = {(PREFIX + self.row.indexes_key, -1): self.partition().indexes(self.row)}
         warm = self.partition(ChunkCache(2 * self.segment.size_bytes))
         warm.warm(self.row, 0, self.segment.size_bytes)
 
         def with_indexes() -> None:
-            cache.drop(chunks)
-            self.read_small(known)
+            cache = ChunkCache()
+            cache.keep(indexes)
+            self.read_small(self.partition(cache))
 
         return {
             "nothing known": lambda: self.read_small(RemotePartition(self.store, PREFIX, guesses=RangePredictor())),

@@ -22,7 +22,16 @@ import tiered.observe.metrics
 import tiered.service.worker
 import tiered.web.pages.site
 
-LOADED = (asyncio, json, logging, tiered.manager, tiered.metrics, tiered.rounds, tiered.web.site, tiered.worker)
+LOADED = (
+    asyncio,
+    json,
+    logging,
+    tiered.maintenance.maintenance,
+    tiered.manager.manager,
+    tiered.observe.metrics,
+    tiered.service.worker,
+    tiered.web.pages.site,
+)
 REQUEST = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
 COUNT, IDLE_S = 500, 20
 
