@@ -22,7 +22,8 @@ from fake_source import ORDERS, SLOW, FakeSource
 from tiered.cli.main import invoke
 from tiered.serve import connection
 from tiered.serve.connection import Limits
-from tiered.serve.messages import Api
+from tiered.serve.handlers.service import Service
+from tiered.serve.messages.base import Api
 from tiered.serve.server import KafkaServer
 
 pytestmark = pytest.mark.server
@@ -32,7 +33,7 @@ METADATA = struct.pack(">hhihi", Api.METADATA, 1, 8, -1, -1)
 
 @contextmanager
 def served(source: FakeSource | None = None, **limits: object) -> Iterator[KafkaServer]:
-    server = KafkaServer("127.0.0.1", 0, source or FakeSource(orders=50), limits=Limits(**limits))  # type: ignore[arg-type]
+    server = KafkaServer("127.0.0.1", 0, Service(source=source or FakeSource(orders=50)), limits=Limits(**limits))  # type: ignore[arg-type]
     server.start()
     try:
         yield server

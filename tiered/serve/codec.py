@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_ty
 from uuid import UUID
 
 from local.errors import InvalidRequest
-from tiered.serve.messages import Piece
+from tiered.serve.messages.base import Piece
 
 ITEMS_MAX = 100_000
 UVARINT_BYTES_MAX = 5

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 from local.errors import InvalidRequest
 from tiered.serve.handlers.dispatch import answer
-from tiered.serve.handlers.service import Endpoint, Service
-from tiered.serve.messages import Piece
+from tiered.serve.handlers.service import Call, Endpoint, Service
+from tiered.serve.messages.base import Piece
 from tiered.serve.protocol import Received, encode, parse
 
 FRAME_BYTES_MAX = 2 << 20  # without Produce a request is small: a Fetch of 10 000 partitions has some 500 KB
@@ -101,9 +101,19 @@ class Connection:
             return await self._reader.readexactly(length)
 
     async def _respond(self, frame: bytes) -> None:
-        received = parse(frame)
+        received = parse(frame, self._service.apis)
         if isinstance(received, Received):
-            pieces = encode(received.header, await answer(self._service, received, self._endpoint))
+            header = received.header
+            call = Call(
+                version=header.api_version,
+                endpoint=self._endpoint,
+                client_id=header.client_id,
+                client_host=self.client.rpartition(":")[0],
+            )
+            response = await answer(self._service, header.api_key, received.request, call)
+            if response is None:
+                return
+            pieces = encode(header, response)
         else:
             header = received.header
             facts = (self.client, header.api_name, header.api_version)

@@ -24,34 +24,12 @@ from kio.index import KioIndexError, load_request_schema, load_response_schema
 from kio.schema.index import api_key_map
 
 from local.errors import InvalidRequest
-from tiered.serve import messages
 from tiered.serve.codec import Cursor, Frame, is_flexible, reader_of, writer_of
-from tiered.serve.messages import Api, ApiVersion, ApiVersionsResponse, Error, Piece, Request, Response
+from tiered.serve.messages import cluster, fetch, offsets
+from tiered.serve.messages.base import Api, Error, Piece, Versions
+from tiered.serve.messages.cluster import ApiVersion, ApiVersionsResponse
 
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """The versions of an API, both inclusive, and its messages."""
-
-    min_version: int
-    max_version: int
-    request: type[Request]
-    response: type[Response]
-
-
-# The oldest versions are those of Apache Kafka 4 (KIP-896), the newest those of kio 0.6.
-SERVED: Mapping[int, Served] = MappingProxyType(
-    {
-        Api.FETCH: Served(4, 18, messages.FetchRequest, messages.FetchResponse),
-        Api.LIST_OFFSETS: Served(1, 11, messages.ListOffsetsRequest, messages.ListOffsetsResponse),
-        Api.METADATA: Served(0, 13, messages.MetadataRequest, messages.MetadataResponse),
-        Api.API_VERSIONS: Served(0, 4, messages.ApiVersionsRequest, messages.ApiVersionsResponse),
-        Api.OFFSET_FOR_LEADER_EPOCH: Served(
-            2, 4, messages.OffsetForLeaderEpochRequest, messages.OffsetForLeaderEpochResponse
-        ),
-        Api.DESCRIBE_CLUSTER: Served(0, 2, messages.DescribeClusterRequest, messages.DescribeClusterResponse),
-    }
-)
+SERVED: Mapping[int, Versions] = MappingProxyType({**cluster.APIS, **offsets.APIS, **fetch.APIS})
 _INT16, _INT32 = struct.Struct(">h"), struct.Struct(">i")
 
 
@@ -73,7 +51,7 @@ class Header:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
     header: Header
-    request: Request
+    request: object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +62,14 @@ class Unsupported:
     pieces: list[Piece]
 
 
-def parse(data: bytes) -> Received | Unsupported:
-    """Parse one frame without its length prefix. Raises InvalidRequest for bytes that are no request."""
+def parse(data: bytes, apis: Mapping[int, Versions] = SERVED) -> Received | Unsupported:
+    """Parse one frame without its length prefix; `apis` are the served ones. Raises InvalidRequest for other bytes."""
     cursor = Cursor(memoryview(data))
     key, version = cursor.number(_INT16), cursor.number(_INT16)
     header = Header(api_key=key, api_version=version, correlation_id=cursor.number(_INT32))
-    served = SERVED.get(key)
+    served = apis.get(key)
     if served is None or not served.min_version <= version <= served.max_version:
-        return Unsupported(header=header, pieces=_refusal(header))
+        return Unsupported(header=header, pieces=_refusal(header, apis))
     client_id = cursor.text(_INT16)
     read, is_flexible_header = _request_reader(key, version)
     if is_flexible_header:
@@ -103,7 +81,7 @@ def parse(data: bytes) -> Received | Unsupported:
     return Received(header=named, request=request)
 
 
-def encode(header: Header, response: Response) -> list[Piece]:
+def encode(header: Header, response: object) -> list[Piece]:
     """The frame of the response to the request with that header, with its length prefix, as pieces to send in order.
 
     Pieces of record batches are pieces themselves, so they must not change until they were sent.
@@ -114,10 +92,11 @@ def encode(header: Header, response: Response) -> list[Piece]:
     return frame.close()
 
 
-def api_versions(error: Error = Error.NONE) -> ApiVersionsResponse:
+def supported(apis: Mapping[int, Versions], error: Error = Error.NONE) -> ApiVersionsResponse:
+    """The response to ApiVersions of a server with these APIs."""
     keys = [
         ApiVersion(api_key=key, min_version=each.min_version, max_version=each.max_version)
-        for key, each in SERVED.items()
+        for key, each in apis.items()
     ]
     return ApiVersionsResponse(error_code=error, api_keys=tuple(keys))
 
@@ -130,10 +109,10 @@ def _begun(header: Header, *, is_flexible_header: bool) -> Frame:
     return frame
 
 
-def _refusal(header: Header) -> list[Piece]:
+def _refusal(header: Header, apis: Mapping[int, Versions]) -> list[Piece]:
     if header.api_key == Api.API_VERSIONS:
         asked = Header(api_key=header.api_key, api_version=0, correlation_id=header.correlation_id)
-        return encode(asked, api_versions(Error.UNSUPPORTED_VERSION))
+        return encode(asked, supported(apis, Error.UNSUPPORTED_VERSION))
     facts = {"api": header.api_name, "version": header.api_version}
     try:
         write, is_flexible_header = _response_writer(header.api_key, header.api_version, _ErrorAlone)
@@ -150,7 +129,7 @@ class _ErrorAlone:
 
 
 @cache
-def _request_reader(key: int, version: int) -> tuple[Callable[[Cursor], Request], bool]:
+def _request_reader(key: int, version: int) -> tuple[Callable[[Cursor], Any], bool]:
     schema = load_request_schema(key, version)
     return reader_of(schema, SERVED[key].request), is_flexible(schema.__header_schema__)
 

@@ -14,8 +14,6 @@ import threading
 from local.errors import InvalidRequest
 from tiered.serve.connection import Connection, Limits
 from tiered.serve.handlers.service import Endpoint, Service
-from tiered.serve.read_pool import ReadPool
-from tiered.serve.record_source import RecordSource
 
 BACKLOG = 128
 END_S = 5.0  # limit for the end of the thread
@@ -23,21 +21,21 @@ _log = logging.getLogger(__name__)
 
 
 class KafkaServer:
-    """Serves a source on one address, which is known from construction on."""
+    """Serves clients on one address, which is known from construction on."""
 
     def __init__(
         self,
         host: str,
         port: int,
-        source: RecordSource,
+        service: Service,
         *,
         advertised: Endpoint | None = None,
         limits: Limits | None = None,
     ) -> None:
-        """Port 0: any free port. Raises InvalidRequest for an unusable address. The caller closes the source."""
+        """Port 0: any free port. Raises InvalidRequest for an unusable address. The caller closes its source."""
         self._limits = limits or Limits()
         self._advertised = advertised
-        self._service = Service(source=source, pool=ReadPool())
+        self._service = service
         self._listener = _listening(host, port)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._loop: asyncio.AbstractEventLoop | None = None

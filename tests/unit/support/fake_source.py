@@ -14,13 +14,14 @@ from local.index.txn_index import AbortedTransaction
 from local.names import TopicPartition
 from local.records.isolation import Isolation
 from local.records.offset_spec import FoundOffset
-from tiered.serve.handlers.service import Service
+from tiered.serve.handlers.service import Call, Endpoint, Service
 from tiered.serve.read_pool import ReadPool
 from tiered.serve.record_source import Bounds, ReadBatches, ServedTopic
 
 T = TypeVar("T")
 ORDERS, SLOW = TopicPartition("orders", 0), TopicPartition("slow", 0)
 IDS = {"orders": UUID(int=1), "slow": UUID(int=2)}
+CALL = Call(version=18, endpoint=Endpoint(host="broker", port=9092))  # of a newest client
 BATCH = 100  # bytes of each batch; each has one record
 
 

@@ -83,13 +83,14 @@ def serve(
     session.set_up_logging(is_daemon=True)
     with stop_signals() as stop:
         from tiered.serve.bucket_source import BucketSource
+        from tiered.serve.handlers.service import Service
         from tiered.serve.server import KafkaServer
 
         advertised = _parse_endpoint(address.advertised)
         with bucket.open() as remote:
             source = BucketSource(remote, time.monotonic, refresh_s=refresh_ms / 1000)
             count = len(source.topics())  # an unreachable bucket ends the start
-            server = KafkaServer(address.host, address.port, source, advertised=advertised)
+            server = KafkaServer(address.host, address.port, Service(source=source), advertised=advertised)
             server.start()
             try:
                 session.say("serving {} topics to Kafka clients at {}:{} until Ctrl-C".format(count, *server.address))

@@ -1,4 +1,4 @@
-"""Metadata and DescribeCluster: this server is the only broker and the leader of every partition.
+"""ApiVersions, Metadata and DescribeCluster: this server is the only broker and the leader of every partition.
 
 Metadata states no leader epoch (-1). Replicas of one bucket know manifests of different ages, so an epoch of one would
 make another refuse the client's next request (UNKNOWN_LEADER_EPOCH). Clients then skip the check of epochs.
@@ -10,13 +10,14 @@ from collections.abc import Mapping
 
 from local.errors import InvalidRequest, LogError
 from local.names import check_topic
-from tiered.serve.handlers.service import BROKER_ID, Endpoint, Service, error_of
-from tiered.serve.messages import (
-    NO_OPERATIONS,
+from tiered.serve.handlers.service import BROKER_ID, Call, Service, error_of
+from tiered.serve.messages.base import NO_OPERATIONS, Error
+from tiered.serve.messages.cluster import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
     DescribeClusterBroker,
     DescribeClusterRequest,
     DescribeClusterResponse,
-    Error,
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
@@ -24,6 +25,7 @@ from tiered.serve.messages import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
+from tiered.serve.protocol import supported
 from tiered.serve.record_source import ServedTopic
 
 # Bits of kafka's `AclOperation`
@@ -33,8 +35,12 @@ _BROKERS = 1  # the endpoint type
 _INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 
-async def metadata(service: Service, request: MetadataRequest, at: Endpoint, version: int) -> MetadataResponse:
-    wants_all = request.topics is None or (version == 0 and not request.topics)
+async def api_versions(service: Service, request: ApiVersionsRequest, call: Call) -> ApiVersionsResponse:
+    return supported(service.apis)
+
+
+async def metadata(service: Service, request: MetadataRequest, call: Call) -> MetadataResponse:
+    wants_all = request.topics is None or (call.version == 0 and not request.topics)
     failure: Error = Error.NONE
     known: Mapping[str, ServedTopic] = {}
     if wants_all or request.topics:
@@ -50,7 +56,7 @@ async def metadata(service: Service, request: MetadataRequest, at: Endpoint, ver
     else:
         topics = [_named(service, known, each, operations) for each in request.topics or ()]
     return MetadataResponse(
-        brokers=(MetadataResponseBroker(node_id=BROKER_ID, host=at.host, port=at.port),),
+        brokers=(MetadataResponseBroker(node_id=BROKER_ID, host=call.endpoint.host, port=call.endpoint.port),),
         cluster_id=service.source.cluster_id,
         controller_id=BROKER_ID,
         topics=tuple(topics),
@@ -61,7 +67,7 @@ async def metadata(service: Service, request: MetadataRequest, at: Endpoint, ver
     )
 
 
-def describe_cluster(service: Service, request: DescribeClusterRequest, at: Endpoint) -> DescribeClusterResponse:
+async def describe_cluster(service: Service, request: DescribeClusterRequest, call: Call) -> DescribeClusterResponse:
     if request.endpoint_type != _BROKERS:
         message = f"endpoint type {request.endpoint_type} is not served; only brokers (1) are"
         return DescribeClusterResponse(
@@ -70,7 +76,7 @@ def describe_cluster(service: Service, request: DescribeClusterRequest, at: Endp
     return DescribeClusterResponse(
         cluster_id=service.source.cluster_id,
         controller_id=BROKER_ID,
-        brokers=(DescribeClusterBroker(broker_id=BROKER_ID, host=at.host, port=at.port),),
+        brokers=(DescribeClusterBroker(broker_id=BROKER_ID, host=call.endpoint.host, port=call.endpoint.port),),
         cluster_authorized_operations=(
             _CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NO_OPERATIONS
         ),

@@ -25,10 +25,10 @@ from local.errors import LogError, NotFound
 from local.names import TopicPartition
 from local.records.isolation import Isolation
 from tiered.serve.handlers.offsets import isolation_of
-from tiered.serve.handlers.service import READ_WAIT_S, Service, epoch_error, error_of, served_partition
-from tiered.serve.messages import (
+from tiered.serve.handlers.service import READ_WAIT_S, Call, Service, epoch_error, error_of, served_partition
+from tiered.serve.messages.base import Error
+from tiered.serve.messages.fetch import (
     AbortedTransaction,
-    Error,
     FetchableTopicResponse,
     FetchPartition,
     FetchRequest,
@@ -53,7 +53,7 @@ class _Wanted:
     found: ReadBatches | None = None
 
 
-async def fetch(service: Service, request: FetchRequest) -> FetchResponse:
+async def fetch(service: Service, request: FetchRequest, call: Call) -> FetchResponse:
     if request.session_id != 0 or request.session_epoch not in (_FINAL_EPOCH, _FIRST_EPOCH):
         return FetchResponse(error_code=Error.FETCH_SESSION_ID_NOT_FOUND)
     try:

@@ -9,10 +9,10 @@ from functools import partial
 from local.errors import LogError
 from local.names import TopicPartition
 from local.records.isolation import Isolation
-from tiered.serve.handlers.service import Service, epoch_error, error_of, served_partition
-from tiered.serve.messages import (
+from tiered.serve.handlers.service import Call, Service, epoch_error, error_of, served_partition
+from tiered.serve.messages.base import Error
+from tiered.serve.messages.offsets import (
     EpochEndOffset,
-    Error,
     ListOffsetsPartition,
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,
@@ -35,7 +35,7 @@ def isolation_of(level: int) -> Isolation:
     return Isolation.READ_COMMITTED if level == 1 else Isolation.READ_UNCOMMITTED
 
 
-async def list_offsets(service: Service, request: ListOffsetsRequest, version: int) -> ListOffsetsResponse:
+async def list_offsets(service: Service, request: ListOffsetsRequest, call: Call) -> ListOffsetsResponse:
     topics, failure = await _known(service)
     isolation = isolation_of(request.isolation_level)
     found = [
@@ -44,7 +44,7 @@ async def list_offsets(service: Service, request: ListOffsetsRequest, version: i
             partitions=tuple(
                 await asyncio.gather(
                     *(
-                        _offset(service, topics, failure, topic.name, each, isolation, version)
+                        _offset(service, topics, failure, topic.name, each, isolation, call.version)
                         for each in topic.partitions
                     )
                 )
@@ -56,7 +56,7 @@ async def list_offsets(service: Service, request: ListOffsetsRequest, version: i
 
 
 async def offset_for_leader_epoch(
-    service: Service, request: OffsetForLeaderEpochRequest
+    service: Service, request: OffsetForLeaderEpochRequest, call: Call
 ) -> OffsetForLeaderEpochResponse:
     topics, failure = await _known(service)
     found = [

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from local.errors import Corrupt, InvalidRequest, LogError, NotFound, OffsetOutOfRange
 from local.names import TopicPartition
-from tiered.serve.messages import Error
+from tiered.serve.messages.base import Error, Versions
+from tiered.serve.protocol import SERVED
 from tiered.serve.read_pool import ReadPool
 from tiered.serve.record_source import Bounds, RecordSource, ServedTopic
 
@@ -31,6 +32,16 @@ class Endpoint:
 
     host: str
     port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A request's version, and the client that sent it to `endpoint`; `client_id` is the client's own text."""
+
+    version: int
+    endpoint: Endpoint
+    client_id: str | None = None
+    client_host: str = ""
 
 
 class Load:
@@ -58,11 +69,16 @@ class Service:
     """One source of records, served by one event loop. `bounds` and `known_topics` are the last known ones."""
 
     source: RecordSource
-    pool: ReadPool
+    pool: ReadPool = field(default_factory=ReadPool)
     bounds: dict[TopicPartition, Bounds] = field(default_factory=dict)
     known_topics: Mapping[str, ServedTopic] | None = None
     names_by_id: dict[UUID, str] = field(default_factory=dict)  # of `known_topics`
     load: Load = field(default_factory=Load)
+
+    @property
+    def apis(self) -> Mapping[int, Versions]:
+        """The APIs that this server answers."""
+        return SERVED
 
     async def topics(self) -> Mapping[str, ServedTopic]:
         """All topics by name; the last known ones if a new list takes longer than READ_WAIT_S."""
@@ -80,6 +96,10 @@ class Service:
     async def call(self, partition: Hashable, key: Hashable, call: Callable[[], T]) -> T:
         """Run a blocking call in the pool. A cancelled caller leaves it running for the others."""
         return await asyncio.shield(self.pool.run(partition, key, call))
+
+
+# A response, or None for a request without one.
+Handler = Callable[[Service, Any, Call], Awaitable[object]]
 
 
 def error_of(error: BaseException, where: object) -> Error:

@@ -20,29 +20,27 @@ from kio.serial import entity_reader, entity_writer
 
 from local.errors import InvalidRequest
 from tiered.serve.codec import ITEMS_MAX
-from tiered.serve.messages import (
-    AbortedTransaction,
-    Api,
+from tiered.serve.messages.base import Api, Error
+from tiered.serve.messages.cluster import (
     ApiVersion,
     ApiVersionsResponse,
     DescribeClusterBroker,
     DescribeClusterResponse,
-    EpochEndOffset,
-    Error,
-    FetchableTopicResponse,
-    FetchResponse,
-    ListOffsetsPartitionResponse,
-    ListOffsetsResponse,
-    ListOffsetsTopicResponse,
     MetadataResponse,
     MetadataResponseBroker,
     MetadataResponsePartition,
     MetadataResponseTopic,
+)
+from tiered.serve.messages.fetch import AbortedTransaction, FetchableTopicResponse, FetchResponse, PartitionData
+from tiered.serve.messages.offsets import (
+    EpochEndOffset,
+    ListOffsetsPartitionResponse,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
     OffsetForLeaderEpochResponse,
     OffsetForLeaderTopicResult,
-    PartitionData,
 )
-from tiered.serve.protocol import SERVED, Header, Received, Unsupported, api_versions, encode, parse
+from tiered.serve.protocol import SERVED, Header, Received, Unsupported, encode, parse, supported
 
 VERSIONS = [(key, version) for key, each in SERVED.items() for version in range(each.min_version, each.max_version + 1)]
 PRODUCE, FIND_COORDINATOR = 0, 10
@@ -232,7 +230,7 @@ def test_an_unknown_version_of_api_versions_is_answered_in_version_0() -> None:
     assert {each.api_key: (each.min_version, each.max_version) for each in found.api_keys} == {
         key: (each.min_version, each.max_version) for key, each in SERVED.items()
     }
-    assert {each.api_key for each in api_versions().api_keys} == set(SERVED)
+    assert {each.api_key for each in supported(SERVED).api_keys} == set(SERVED)
 
 
 @pytest.mark.parametrize("version", range(4))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -12,22 +13,21 @@ from fake_source import IDS, SLOW, FakeSource, run
 from local.errors import Unavailable
 from tiered.serve.handlers import service as services
 from tiered.serve.handlers.cluster import describe_cluster, metadata
-from tiered.serve.handlers.service import Endpoint
-from tiered.serve.messages import (
-    NO_OPERATIONS,
+from tiered.serve.handlers.service import Call, Endpoint
+from tiered.serve.messages.base import NO_OPERATIONS, Error
+from tiered.serve.messages.cluster import (
     DescribeClusterRequest,
     DescribeClusterResponse,
-    Error,
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
 )
 
-HERE = Endpoint(host="replica", port=9092)
+HERE = Call(version=13, endpoint=Endpoint(host="replica", port=9092))
 
 
 def described(source: FakeSource, version: int = 13, **fields: object) -> MetadataResponse:
-    return run(source, lambda service: metadata(service, MetadataRequest(**fields), HERE, version))
+    return run(source, lambda service: metadata(service, MetadataRequest(**fields), replace(HERE, version=version)))
 
 
 def names(response: MetadataResponse) -> list[str | None]:
@@ -88,7 +88,7 @@ def test_an_unavailable_bucket_is_an_error_and_not_an_empty_cluster() -> None:
 
 def test_the_cluster_has_this_server_as_its_broker() -> None:
     async def work(service, **fields: object) -> DescribeClusterResponse:
-        return describe_cluster(service, DescribeClusterRequest(**fields), HERE)
+        return await describe_cluster(service, DescribeClusterRequest(**fields), HERE)
 
     found = run(FakeSource(), work)
     assert [(each.broker_id, each.host, each.port) for each in found.brokers] == [(0, "replica", 9092)]

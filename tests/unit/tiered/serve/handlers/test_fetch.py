@@ -6,14 +6,15 @@ import asyncio
 import threading
 
 import pytest
-from fake_source import BATCH, IDS, ORDERS, SLOW, FakeSource, run
+from fake_source import BATCH, CALL, IDS, ORDERS, SLOW, FakeSource, run
 
 from local.errors import AccessDenied, Corrupt, LogError, NotFound, Unavailable
 from local.index.txn_index import AbortedTransaction
 from tiered.serve.handlers import fetch as fetching
 from tiered.serve.handlers.fetch import fetch
 from tiered.serve.handlers.service import LEAST_BYTES, UNSENT_BYTES_MAX, Service
-from tiered.serve.messages import Error, FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
+from tiered.serve.messages.base import Error
+from tiered.serve.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 
 
 def request(*partitions: tuple[str, int], **changes: object) -> FetchRequest:
@@ -33,7 +34,7 @@ def request(*partitions: tuple[str, int], **changes: object) -> FetchRequest:
 
 
 def fetched(source: FakeSource, asked: FetchRequest) -> list[PartitionData]:
-    return parts(run(source, lambda service: fetch(service, asked)))
+    return parts(run(source, lambda service: fetch(service, asked, CALL)))
 
 
 def parts(response: FetchResponse) -> list[PartitionData]:
@@ -69,7 +70,7 @@ def test_bytes_that_slow_clients_hold_reduce_the_response() -> None:
 
     async def work(service: Service) -> FetchResponse:
         with service.load.sending(UNSENT_BYTES_MAX):
-            return await fetch(service, request(("orders", 0), partition_max_bytes=1 << 20))
+            return await fetch(service, request(("orders", 0), partition_max_bytes=1 << 20), CALL)
 
     (found,) = parts(run(source, work))
     assert len(found.records) * BATCH <= LEAST_BYTES
@@ -142,9 +143,9 @@ def test_a_bucket_that_cannot_be_listed_is_an_error_that_clients_retry() -> None
 @pytest.mark.parametrize(("session_id", "epoch"), [(7, 1), (0, 1), (7, -1)])
 def test_a_fetch_session_is_refused_and_never_offered(session_id: int, epoch: int) -> None:
     asked = request(("orders", 0), session_id=session_id, session_epoch=epoch)
-    refused = run(FakeSource(orders=1), lambda service: fetch(service, asked))
+    refused = run(FakeSource(orders=1), lambda service: fetch(service, asked, CALL))
     assert (refused.error_code, refused.session_id) == (Error.FETCH_SESSION_ID_NOT_FOUND, 0)
-    begun = run(FakeSource(orders=1), lambda service: fetch(service, request(("orders", 0), session_epoch=0)))
+    begun = run(FakeSource(orders=1), lambda service: fetch(service, request(("orders", 0), session_epoch=0), CALL))
     assert (begun.error_code, begun.session_id) == (Error.NONE, 0)
 
 
@@ -152,7 +153,7 @@ def test_the_long_poll_ends_with_news_of_a_watched_partition() -> None:
     source = FakeSource(orders=50, slow=50)
 
     async def work(service: Service) -> FetchResponse:
-        waiting = asyncio.create_task(fetch(service, request(("orders", 50), ("slow", 50), max_wait_ms=60_000)))
+        waiting = asyncio.create_task(fetch(service, request(("orders", 50), ("slow", 50), max_wait_ms=60_000), CALL))
         while not (source.watched and len(source.reads) >= 2):
             await asyncio.sleep(0)
         source.extend(SLOW, 3)
@@ -175,7 +176,7 @@ def test_min_bytes_waits_for_as_many_bytes() -> None:
 
     async def work(service: Service) -> FetchResponse:
         asked = request(("orders", 0), max_wait_ms=60_000, min_bytes=3 * BATCH)
-        waiting = asyncio.create_task(fetch(service, asked))
+        waiting = asyncio.create_task(fetch(service, asked, CALL))
         for reads in (1, 2):
             while len(source.reads) < reads:
                 await asyncio.sleep(0)
@@ -202,7 +203,7 @@ def test_a_partition_that_hangs_does_not_delay_the_others(monkeypatch: pytest.Mo
 
     async def work(service: Service) -> list[FetchResponse]:
         asked = request(("slow", 0), ("orders", 0))
-        return [await fetch(service, asked) for _ in range(40)]
+        return [await fetch(service, asked, CALL) for _ in range(40)]
 
     for response in run(source, work):
         slow, orders = parts(response)

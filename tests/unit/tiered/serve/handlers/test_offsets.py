@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from fake_source import ORDERS, FakeSource, run
+from fake_source import CALL, ORDERS, FakeSource, run
 
 from local.errors import Unavailable
 from local.records.offset_spec import FoundOffset
 from tiered.serve.handlers.offsets import end_of_epoch, list_offsets, offset_for_leader_epoch
-from tiered.serve.messages import (
+from tiered.serve.messages.base import Error
+from tiered.serve.messages.offsets import (
     EpochEndOffset,
-    Error,
     ListOffsetsPartition,
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,
@@ -26,7 +28,7 @@ def listed(
 ) -> ListOffsetsPartitionResponse:
     partition = ListOffsetsPartition(partition_index=0, timestamp=timestamp, current_leader_epoch=epoch)
     asked = ListOffsetsRequest(replica_id=-1, topics=(ListOffsetsTopic(name=topic, partitions=(partition,)),))
-    response = run(source, lambda service: list_offsets(service, asked, version))
+    response = run(source, lambda service: list_offsets(service, asked, replace(CALL, version=version)))
     ((found,),) = [each.partitions for each in response.topics]
     return found
 
@@ -91,7 +93,7 @@ def test_the_end_of_an_epoch_is_answered_for_each_partition() -> None:
 
     wanted = (asked(0, 3), asked(0, 9), asked(1, 3), asked(0, 3, 4))
     request = OffsetForLeaderEpochRequest(topics=(OffsetForLeaderTopic(topic="orders", partitions=wanted),))
-    response = run(source, lambda service: offset_for_leader_epoch(service, request))
+    response = run(source, lambda service: offset_for_leader_epoch(service, request, CALL))
     assert response.topics[0].partitions == (
         EpochEndOffset(partition=0, leader_epoch=2, end_offset=40),
         EpochEndOffset(partition=0),
