@@ -7,12 +7,13 @@ import logging
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeVar
 from uuid import UUID
 
 from local.errors import Corrupt, InvalidRequest, LogError, NotFound, OffsetOutOfRange
 from local.names import TopicPartition
-from tiered.serve.messages.base import Error, Versions
+from tiered.serve.messages.base import Api, Error, Versions
 from tiered.serve.protocol import SERVED
 from tiered.serve.read_pool import ReadPool
 from tiered.serve.record_source import Bounds, RecordSource, ServedTopic
@@ -23,6 +24,55 @@ RESPONSE_BYTES_MAX = 32 << 20
 UNSENT_BYTES_MAX = 256 << 20  # of the responses of all connections, up to LEAST_BYTES more for each connection
 LEAST_BYTES = 64 << 10
 T = TypeVar("T")
+# The part of `Service` that answers an API. The other APIs need its source only.
+PART_OF: Mapping[int, str] = MappingProxyType(
+    dict[int, str]()
+    | dict.fromkeys((Api.PRODUCE, Api.INIT_PRODUCER_ID), "sink")
+    | dict.fromkeys(
+        (
+            Api.CREATE_TOPICS,
+            Api.DELETE_TOPICS,
+            Api.DELETE_RECORDS,
+            Api.DESCRIBE_CONFIGS,
+            Api.ALTER_REPLICA_LOG_DIRS,
+            Api.DESCRIBE_LOG_DIRS,
+            Api.CREATE_PARTITIONS,
+            Api.INCREMENTAL_ALTER_CONFIGS,
+            Api.DESCRIBE_PRODUCERS,
+        ),
+        "admin",
+    )
+    | dict.fromkeys(
+        (
+            Api.OFFSET_COMMIT,
+            Api.OFFSET_FETCH,
+            Api.FIND_COORDINATOR,
+            Api.JOIN_GROUP,
+            Api.HEARTBEAT,
+            Api.LEAVE_GROUP,
+            Api.SYNC_GROUP,
+            Api.DESCRIBE_GROUPS,
+            Api.LIST_GROUPS,
+            Api.DELETE_GROUPS,
+            Api.OFFSET_DELETE,
+            Api.CONSUMER_GROUP_HEARTBEAT,
+            Api.CONSUMER_GROUP_DESCRIBE,
+        ),
+        "groups",
+    )
+    | dict.fromkeys(
+        (
+            Api.ADD_PARTITIONS_TO_TXN,
+            Api.ADD_OFFSETS_TO_TXN,
+            Api.END_TXN,
+            Api.TXN_OFFSET_COMMIT,
+            Api.DESCRIBE_TRANSACTIONS,
+            Api.LIST_TRANSACTIONS,
+        ),
+        "transactions",
+    )
+    | dict.fromkeys((Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE), "security")
+)
 _log = logging.getLogger(__name__)
 
 
@@ -66,19 +116,30 @@ class Load:
 
 @dataclass(slots=True, kw_only=True)
 class Service:
-    """One source of records, served by one event loop. `bounds` and `known_topics` are the last known ones."""
+    """The parts of one server, served by one event loop. `bounds` and `known_topics` are the last known ones.
+
+    A part that is None is not offered: `apis` lacks the APIs that need it.
+    """
 
     source: RecordSource
+    sink: object | None = None
+    admin: object | None = None
+    groups: object | None = None
+    transactions: object | None = None
+    security: object | None = None
     pool: ReadPool = field(default_factory=ReadPool)
     bounds: dict[TopicPartition, Bounds] = field(default_factory=dict)
     known_topics: Mapping[str, ServedTopic] | None = None
     names_by_id: dict[UUID, str] = field(default_factory=dict)  # of `known_topics`
     load: Load = field(default_factory=Load)
+    apis: Mapping[int, Versions] = field(init=False)  # that this server answers
 
-    @property
-    def apis(self) -> Mapping[int, Versions]:
-        """The APIs that this server answers."""
-        return SERVED
+    def __post_init__(self) -> None:
+        self.apis = {key: each for key, each in SERVED.items() if self._offers(key)}
+
+    def _offers(self, key: int) -> bool:
+        part = PART_OF.get(key)
+        return part is None or getattr(self, part) is not None
 
     async def topics(self) -> Mapping[str, ServedTopic]:
         """All topics by name; the last known ones if a new list takes longer than READ_WAIT_S."""
