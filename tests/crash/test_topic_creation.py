@@ -1,4 +1,4 @@
-"""Creating many topics at once with a crash after every effect: all or none exist."""
+"""Topics and partitions created with a crash after every effect: all of a call exist, or none."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 from disk_model import ModelDisk
-from manager_world import NOW, World, send
+from manager_world import NOW, TIERED, World, send
 from run_profile import CREATION_STATES
 
 from local.errors import InvalidRequest
+from local.format.record import Record
 from local.names import TopicPartition
 from tiered.topics.topic_creation import AskedTopic
 
@@ -145,6 +146,75 @@ def test_a_creation_stopped_by_a_disk_error_raises_and_the_next_open_finishes_it
         world.disk.fail_at = None
         manager.abandon()
         goes_on(world, world.disk, is_acknowledged=not is_told)
+        if not reached:
+            break
+    else:
+        raise AssertionError("the end was never reached")
+
+
+def grows_on(world: World, disk: ModelDisk, *, is_acknowledged: bool) -> bool:
+    """Whether topic `t` has its new partitions after a crash; checks that appends to every partition still work."""
+    for _ in range(2):  # the second time opens the result of the recovery
+        with world.open(disk=disk) as manager:
+            count = manager.topics.get("t").partition_count
+            assert count in (1, 4), "some of the partitions exist, others do not"
+            assert count == 4 or not is_acknowledged, "acknowledged partitions were lost"
+            assert manager.problems == {}
+            names = manager.topics.get("t").partitions()
+            assert [each.name for each in manager.partitions.all(["t"])] == names
+            assert manager.partitions.find(names[0]).log.next_offset >= 20
+            for name in names:
+                manager.append("t", [Record(b"k", b"v", NOW)], name.partition, now_ms=NOW)
+    return count == 4
+
+
+@pytest.mark.parametrize(("roots", "settings"), [(1, {}), (2, {}), (1, TIERED)])
+def test_a_crash_at_any_moment_of_an_addition_leaves_all_partitions_or_none(roots, settings):
+    world, rng = begun(roots), random.Random(roots)
+    found: set[bool] = set()
+    with world.open() as manager:
+        if settings:
+            manager.topics.alter("t", settings, now_ms=NOW)
+        disk = world.disk
+
+        def look() -> None:
+            disk.watch = None
+            for _ in range(CREATION_STATES):
+                copied = replace_store(world)
+                found.add(grows_on(copied, disk.crash(rng), is_acknowledged=False))
+            disk.watch = look
+
+        disk.watch = look
+        manager.topics.add_partitions("t", 4, now_ms=NOW)
+        disk.watch = None
+        for _ in range(8 * CREATION_STATES):
+            grows_on(replace_store(world), disk.crash(rng), is_acknowledged=True)
+    assert found == {False, True}
+
+
+def replace_store(world: World) -> World:
+    """The same configuration over a copy of the bucket: a recovery takes over its writer role there."""
+    copied = World()
+    copied.config = world.config
+    for each in world.store.list(""):
+        copied.store.put_if_absent(each.key, world.store.get(each.key))
+    return copied
+
+
+def test_an_addition_stopped_by_a_disk_error_raises_and_the_next_open_finishes_it():
+    for at in range(1, 200):
+        world = begun()
+        manager = world.open()
+        world.disk.fail_at, is_told = world.disk.effects + at, False
+        try:
+            manager.topics.add_partitions("t", 4, now_ms=NOW)
+        except Exception:  # noqa: BLE001 - any error: nothing was acknowledged
+            is_told = True
+        reached = world.disk.effects >= world.disk.fail_at
+        assert is_told == reached, at
+        world.disk.fail_at = None
+        manager.abandon()
+        grows_on(world, world.disk, is_acknowledged=not is_told)
         if not reached:
             break
     else:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
@@ -25,6 +26,8 @@ from tiered.config.properties import nearest
 FILE = "topics.json"
 FORMAT_VERSION = 1
 PARTITIONS_MAX = 10_000
+# A coordinator finds the partition of a group or a transaction by a hash modulo the number of partitions.
+COORDINATOR_TOPICS = frozenset(("__consumer_offsets", "__transaction_state"))
 Places = Sequence[tuple[Storage, str]]  # the log directories and their storages
 _log = logging.getLogger(__name__)
 
@@ -100,6 +103,32 @@ class TopicRegistry:
             self._write({**self._topics, name: altered})
         return altered
 
+    def grown(self, name: str, count: int) -> Topic:
+        """The topic with `count` partitions, more than it has. Raises InvalidRequest, NotFound."""
+        known = self.get(name)
+        facts = {"topic": name, "partitions": known.partition_count, "requested": count}
+        if name in COORDINATOR_TOPICS:
+            wrong = "cannot add partitions, groups and transactions find theirs by the number of partitions"
+            raise InvalidRequest(wrong, **facts)
+        if not known.partition_count < count <= PARTITIONS_MAX:
+            wrong = "cannot add partitions, the new total is not larger than the number of partitions"
+            is_too_large = count > PARTITIONS_MAX
+            raise InvalidRequest(
+                f"cannot add partitions, the limit is {PARTITIONS_MAX}" if is_too_large else wrong, **facts
+            )
+        return replace(known, partition_count=count)
+
+    @contextmanager
+    def growing(self, name: str, count: int) -> Iterator[Topic]:
+        """Raise the number of partitions: durable within the block, visible after it. Raises as `grown`."""
+        with self._changing:
+            after = {**self._topics, name: self.grown(name, count)}
+            self._save(after, self._deleted)
+            try:
+                yield after[name]
+            finally:
+                self._topics = after
+
     def delete(self, name: str, *, now_ms: int) -> DeletedTopic:
         """Mark the topic deleted, durable on return; its name is free. `deleted` lists it until `forget`."""
         with self._changing:
@@ -136,11 +165,14 @@ class TopicRegistry:
 
     def _write(self, topics: dict[str, Topic], deleted: tuple[DeletedTopic, ...] | None = None) -> None:
         deleted = self._deleted if deleted is None else deleted
+        self._save(topics, deleted)
+        self._topics, self._deleted = topics, deleted
+
+    def _save(self, topics: dict[str, Topic], deleted: tuple[DeletedTopic, ...]) -> None:
         self._version += 1 if all(version == self._version for version in self._file.versions) else 2
         errors = self._write_copies(topics, deleted)
         if errors and self._version not in self._file.versions:
             raise errors[-1]
-        self._topics, self._deleted = topics, deleted
 
     def _write_copies(
         self, topics: dict[str, Topic], deleted: Sequence[DeletedTopic], at: Iterable[int] | None = None

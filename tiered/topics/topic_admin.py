@@ -23,7 +23,7 @@ from tiered.config.properties import PROPERTIES, RELIEF_FREE_MIN
 from tiered.node.topic_registry import DeletedTopic, Topic
 from tiered.partition.partition_table import PartitionTable, raise_first
 from tiered.stores.parallel import side_by_side
-from tiered.topics.topic_creation import AskedTopic, create_topics
+from tiered.topics.topic_creation import AskedTopic, add_partitions, create_topics
 from tiered.topics.topic_dry_run import TopicDryRun
 
 if TYPE_CHECKING:
@@ -85,6 +85,15 @@ class TopicAdmin:
         """As `create`, for several topics: all of them, or none if one is refused."""
         self._directories.check_writable()
         return create_topics(self._table, requested, now_ms=now_ms)
+
+    def add_partitions(self, name: str, count: int, *, now_ms: int) -> Topic:
+        """Raise the number of partitions of a topic to `count`. Partitions cannot be removed again.
+
+        Raises NotFound, InvalidRequest, and Unavailable for a tiered topic while the bucket is unavailable. After an
+        error past the registration the partitions exist, and maintenance acquires them.
+        """
+        self._directories.check_writable()
+        return add_partitions(self._table, name, count, now_ms=now_ms)
 
     def alter(self, name: str, properties: Mapping[str, str], *, now_ms: int) -> Topic:
         """Change a topic's own settings (an empty value removes one); effective at once.

@@ -1,4 +1,4 @@
-"""Create topics: check, register, make directories and logs, acquire their partitions in the bucket.
+"""Create topics, and partitions of topics: check, register, make directories and logs, acquire them in the bucket.
 
 Order of effects, for any number of topics:
 
@@ -18,6 +18,9 @@ Order of effects, for any number of topics:
 | all of it | the topics, whole |
 
 A record is accepted only when all of it is durable. Syncs: 2 for the list and 1 for each root, 2 for each partition.
+
+More partitions of a topic are made by the same steps with the same table. Appends that split records by key see the new
+number after step 5: until then a new partition would refuse its share.
 """
 
 from __future__ import annotations
@@ -64,11 +67,34 @@ def create_topics(table: PartitionTable, requested: Sequence[AskedTopic], *, now
     with table.lock:
         table.opener.check_room()
         table.registry.add(*topics)
-        loaded = _make_logs(table.opener, topics, now_ms)
+        loaded = _make_logs(table.opener, {name: topic for topic in topics for name in topic.partitions()}, now_ms)
         partitions = table.add(loaded)
     failures = [each for each in loaded.values() if isinstance(each, LogError)]
     raise_first(failures + table.acquire(partitions, now_ms))
     return topics
+
+
+def add_partitions(table: PartitionTable, name: str, count: int, *, now_ms: int) -> Topic:
+    """Raise the number of partitions of a topic to `count`. Thread safe. Raises as `TopicAdmin.add_partitions`."""
+    check_more_partitions(table, name, count)
+    with table.lock, table.registry.growing(name, count) as topic:
+        known = table.opened(topic.partitions())
+        for each in known:
+            table.opener.apply_settings(each, topic)
+        new = dict.fromkeys(topic.partitions()[table.registry.get(name).partition_count :], topic)
+        loaded = _make_logs(table.opener, new, now_ms)
+        failures = table.acquire(table.add(loaded), now_ms)
+    raise_first([each for each in loaded.values() if isinstance(each, LogError)] + failures)
+    return topic
+
+
+def check_more_partitions(table: PartitionTable, name: str, count: int) -> Topic:
+    """The topic as it would be registered; checks the bucket if tiered. Raises as `add_partitions`."""
+    topic = table.registry.grown(name, count)
+    if topic.was_tiered:
+        table.opener.check_reachable(topic)
+    table.opener.check_room()
+    return topic
 
 
 def _checked(table: PartitionTable, requested: AskedTopic) -> Topic:
@@ -80,8 +106,7 @@ def _checked(table: PartitionTable, requested: AskedTopic) -> Topic:
     return replace(topic, was_tiered=True) if table.opener.begins_tiering(topic) else topic
 
 
-def _make_logs(opener: Opener, topics: Sequence[Topic], now_ms: int) -> Loaded:
-    of = {name: topic for topic in topics for name in topic.partitions()}
+def _make_logs(opener: Opener, of: Mapping[TopicPartition, Topic], now_ms: int) -> Loaded:
     refused = opener.place(list(of))
 
     def open_log(name: TopicPartition) -> Partition:

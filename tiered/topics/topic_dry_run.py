@@ -16,7 +16,7 @@ from tiered.node.topic_registry import Topic
 from tiered.partition.partition import is_tier_disabled
 from tiered.partition.partition_status import partition_status
 from tiered.partition.partition_table import PartitionTable
-from tiered.topics.topic_creation import AskedTopic, check_new_topic
+from tiered.topics.topic_creation import AskedTopic, check_more_partitions, check_new_topic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +88,10 @@ class TopicDryRun:
         found = list_topics(store, name) if store is not None and topic.was_tiered else []
         namesakes, outranked = tuple(topic_id for _, topic_id in found), _outranked(settings, topic.properties)
         return NewTopic(topic=topic, settings=tuple(settings), outranked=outranked, namesakes=namesakes)
+
+    def grown_topic(self, name: str, count: int) -> Topic:
+        """The topic after `TopicAdmin.add_partitions`. Raises as it does."""
+        return check_more_partitions(self._table, name, count)
 
     def altered_topic(self, name: str, properties: Mapping[str, str], *, now_ms: int) -> AlteredTopic:
         before = self._table.registry.get(name)

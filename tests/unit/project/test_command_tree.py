@@ -24,6 +24,7 @@ TREE: Mapping[str, str] = {
     "topic list": "",
     "topic describe": "NAME",
     "topic alter": "NAME -X= --dry-run",
+    "topic add-partitions": "NAME COUNT --dry-run",
     "topic delete": "NAME --dry-run",
     "append": "TARGET SOURCE -K= --jsonl --batch= --compression= --acks=",
     "consume": "TARGET --from= -n= -f= -o=",

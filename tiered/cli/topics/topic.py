@@ -1,4 +1,4 @@
-"""``tiered topic``: create, alter, delete, list, describe; ``tiered pause`` and ``tiered resume``.
+"""``tiered topic``: create, alter, add-partitions, delete, list, describe; ``tiered pause`` and ``tiered resume``.
 
 A dry run prints its rows on stdout and its messages on stderr, and changes nothing.
 """
@@ -65,7 +65,7 @@ class DescribedPartition(Struct):
 
 
 class Topics(Result):
-    """``tiered topic list``, and the topics that ``create``, ``alter`` and ``delete`` changed."""
+    """``tiered topic list``, and the topics that ``create``, ``alter``, ``add-partitions`` and ``delete`` changed."""
 
     topics: list[ListedTopic]
 
@@ -184,6 +184,34 @@ def alter(
         altered = manager.topics.alter(name, settings, now_ms=now_ms())
     session.say(f"altered {altered.name}: {pairs(altered.properties) or 'no own settings'}")
     _print([altered], output)
+
+
+@command("add-partitions", topic, example="topic add-partitions orders 8 --dry-run")
+def add_partitions(
+    session: Session,
+    name: str = argument(shell_complete=complete_topics),
+    count: int = argument("COUNT", type=click.INT),
+    dry_run: bool = option("--dry-run", "Check only, and show which partitions would be added."),
+    output: str = OUTPUT,
+) -> None:
+    """Raise the number of partitions of the topic NAME to COUNT. Partitions cannot be removed again.
+
+    Later records of a key may have another partition than its earlier ones.
+    """
+    with session.manager(read_only=dry_run, is_brief=dry_run) as manager:
+        before = manager.topics.get(name)
+        if dry_run:
+            grown = manager.topics.dry_run.grown_topic(name, count)
+        else:
+            grown = manager.topics.add_partitions(name, count, now_ms=now_ms())
+    added = grown.partitions()[before.partition_count :]
+    numbers = f"{added[0]}" if len(added) == 1 else f"{added[0]} to {added[-1]}"
+    session.say(f"{'would add' if dry_run else 'added'} {numbers}: partitions={count} before={before.partition_count}")
+    if "compact" in manager.config.topic_properties(name, grown.properties)["cleanup.policy"]:
+        session.say("warning: records of one key in two partitions are not compacted against each other")
+    if dry_run:
+        session.say("nothing changed")
+    _print([grown], output)
 
 
 def gives_up(topic: Topic, settings: dict[str, str]) -> bool:

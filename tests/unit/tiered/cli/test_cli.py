@@ -109,6 +109,19 @@ def test_topic_alter_sets_and_removes_settings(home: Path, capfd) -> None:
     assert row["settings"] == {"local.retention.ms": "1", "retention.ms": "9d"}
 
 
+def test_topic_add_partitions_raises_the_number_and_a_dry_run_only_shows_it(home: Path, capfd) -> None:
+    (before,) = json.loads(printed(capfd, "topic", "list", "-o", "json"))["topics"]
+    (planned,) = json.loads(printed(capfd, "topic", "add-partitions", "orders", "5", "--dry-run", "-o", "json"))[
+        "topics"
+    ]
+    assert planned == {**before, "partitions": 5}
+    assert json.loads(printed(capfd, "topic", "list", "-o", "json"))["topics"] == [before]
+    printed(capfd, "topic", "add-partitions", "orders", "5")
+    assert json.loads(printed(capfd, "topic", "list", "-o", "json"))["topics"] == [planned]
+    assert invoke(["topic", "add-partitions", "orders", "5"]) == 2
+    assert "not larger" in capfd.readouterr().err
+
+
 def test_consume_starts_at_the_given_position(home: Path, capfd) -> None:
     def offsets(start: str, *more: str) -> list[int]:
         return [

@@ -37,6 +37,7 @@ CHANGING = {
     "init": "init new --remote file:///nowhere",
     "topic create": "topic create new -p 2",
     "topic alter": "topic alter orders -X retention.ms=1h -X segment.ms=1m",
+    "topic add-partitions": "topic add-partitions orders 8",
     "topic delete": "topic delete orders",
     "verify": "verify --fix-index",
     "repair": "repair report.json",

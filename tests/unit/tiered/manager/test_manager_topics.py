@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from disk_model import ModelDisk
 from manager_world import HOUR, NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
 
-from local.errors import DiskFailed, InvalidRequest, NotFound, Unavailable
+from local.errors import DiskFailed, InvalidRequest, LogError, NotFound, Unavailable
 from local.format.record import Record
 from local.log import Durability
 from local.log.checkpoints import read_offsets
@@ -25,6 +26,7 @@ from remote.store import ObjectInfo
 from remote.store.memory_store import MemoryStore
 from tiered.config.config import Config
 from tiered.manager.manager import LogManager
+from tiered.partition.partition import Partition
 from tiered.partition.partition_status import partition_status
 from tiered.topics.topic_creation import AskedTopic
 
@@ -275,3 +277,74 @@ def test_new_topics_are_checked_in_the_bucket_in_parallel(world: World) -> None:
         made = manager.topics.create_all([AskedTopic(name=f"n{at}", properties=TIERED) for at in range(16)], now_ms=NOW)
         assert [each.name for each in made] == [f"n{at}" for at in range(16)]
         assert manager.problems == {}
+
+
+def test_added_partitions_take_records_and_survive_a_restart(world: World) -> None:
+    with world.open() as manager:
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
+        send(manager, 40)
+        grown = manager.topics.add_partitions("t", 3, now_ms=NOW)
+        assert grown.partition_count == manager.topics.get("t").partition_count == 3
+        assert {each.topic.partition_count for each in manager.partitions.all(["t"])} == {3}
+        appended = manager.append("t", [Record(b"k%d" % at, b"v", NOW) for at in range(50)], now_ms=NOW)
+        assert {name.partition for name in appended} == {0, 1, 2}
+        assert all(each.is_writer for each in manager.partitions.all(["t"]))
+        manager.partitions.roll("t", now_ms=NOW)
+        settle(manager)
+    with world.open(disk=world.other_disk()) as manager:
+        assert manager.reader().offsets(NAME)[1] > 40
+        assert [manager.reader().offsets(name)[1] > 0 for name in manager.topics.get("t").partitions()] == [True] * 3
+        manager.topics.delete("t", now_ms=NOW)
+        assert manager.topics.all() == []
+
+
+@pytest.mark.parametrize(
+    ("topic", "count", "wrong"),
+    [
+        ("t", 2, "not larger"),
+        ("t", 1, "not larger"),
+        ("t", -1, "not larger"),
+        ("t", 10_001, "the limit is 10000"),
+        ("__consumer_offsets", 60, "groups and transactions"),
+    ],
+)
+def test_an_addition_of_partitions_is_refused_and_writes_nothing(
+    world: World, topic: str, count: int, wrong: str
+) -> None:
+    with world.open() as manager:
+        manager.topics.create("t", 2, now_ms=NOW)
+        manager.topics.create("__consumer_offsets", 50, now_ms=NOW)
+        before = len(world.disk.journal)
+        for verb in (manager.topics.dry_run.grown_topic, partial(manager.topics.add_partitions, now_ms=NOW)):
+            with pytest.raises(InvalidRequest, match=wrong):
+                verb(topic, count)
+        with pytest.raises(NotFound):
+            manager.topics.add_partitions("nope", 3, now_ms=NOW)
+        assert len(world.disk.journal) == before
+
+
+def test_partitions_are_not_added_to_a_tiered_topic_while_the_bucket_is_unavailable(world: World) -> None:
+    store = SwitchableStore(world.store, is_down=False)
+    with world.open(store=store) as manager:
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
+        store.is_down = True
+        with pytest.raises(Unavailable):
+            manager.topics.add_partitions("t", 2, now_ms=NOW)
+        assert manager.topics.get("t").partition_count == 1
+        store.is_down = False
+
+
+def test_appends_by_key_see_no_partition_before_it_takes_records(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with world.open() as manager:
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
+        records = [Record(b"k%d" % at, b"v", NOW) for at in range(20)]
+        acquire, during = manager.partitions.acquire, list[int]()
+
+        def acquire_under_load(partitions: Sequence[Partition], now_ms: int) -> list[LogError]:
+            during.append(len(manager.append("t", records, now_ms=now_ms)))
+            return acquire(partitions, now_ms)
+
+        monkeypatch.setattr(manager.partitions, "acquire", acquire_under_load)
+        manager.topics.add_partitions("t", 3, now_ms=NOW)
+        assert during == [1]
+        assert len(manager.append("t", records, now_ms=NOW)) == 3
