@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_ty
 from uuid import UUID
 
 from local.errors import InvalidRequest
+from tiered.serve.file_range import FileRange
 from tiered.serve.messages.base import Piece
 
 ITEMS_MAX = 100_000
@@ -116,7 +117,7 @@ class Frame:
         self.pieces: list[Piece] = [self._small]
         self.size_bytes = 4
 
-    def write(self, data: Piece) -> None:
+    def write(self, data: bytes) -> None:
         before = len(self._small)
         self._small += data
         self.size_bytes += len(self._small) - before
@@ -143,11 +144,11 @@ class Frame:
         self.write(data)
 
     def append(self, data: Piece) -> None:
-        """Add a buffer without a copy. It must not change until the frame was sent."""
+        """Add a buffer or a range of a file without a copy. It must not change until the frame was sent."""
         self.pieces.append(data)
         self._small = bytearray()
         self.pieces.append(self._small)
-        self.size_bytes += memoryview(data).nbytes
+        self.size_bytes += size_of(data)
 
     def close(self) -> list[Piece]:
         """Set the length prefix and return the pieces."""
@@ -155,6 +156,10 @@ class Frame:
         assert isinstance(first, bytearray)
         _INT32.pack_into(first, 0, self.size_bytes - 4)
         return [piece for piece in self.pieces if len(piece)]
+
+
+def size_of(piece: Piece) -> int:
+    return piece.nbytes if isinstance(piece, FileRange | memoryview) else len(piece)
 
 
 class _Field(NamedTuple):
@@ -336,7 +341,7 @@ def _plain_writer(field: _Field, is_compact: bool) -> Write:
 
 def _records_writer(form: struct.Struct | None) -> Write:
     def write(frame: Frame, pieces: Sequence[Piece]) -> None:
-        frame.length(form, sum(memoryview(piece).nbytes for piece in pieces))
+        frame.length(form, sum(map(size_of, pieces)))
         for piece in pieces:
             frame.append(piece)
 

@@ -7,10 +7,11 @@ that sends without reading.
 |---|---|---|
 | another request | `idle_s` | it is closed |
 | the rest of a frame, from its length on | `frame_s` | it is closed |
-| the client to read SLICE_BYTES of a response | `send_s` | it is closed |
+| the client to read `sender.SLICE_BYTES` of a response | `send_s` | it is closed |
 
-Memory of one connection: a frame of at most `frame_bytes_max`, its request, its response, and SLICE_BYTES in the
-transport. A response holds views of cached chunks; `Load` bounds the sum over all connections.
+Memory of one connection: a frame of at most `frame_bytes_max`, its request, and its response (`tiered.serve.sender`).
+A response holds views of cached chunks, whose sum over all connections `Load` bounds, and ranges of files, which hold
+no bytes.
 """
 
 from __future__ import annotations
@@ -21,14 +22,13 @@ import socket
 import struct
 from dataclasses import dataclass
 
-from local.errors import InvalidRequest
+from local.errors import InvalidRequest, LogError
 from tiered.serve.handlers.dispatch import answer
 from tiered.serve.handlers.service import Call, Endpoint, Service
-from tiered.serve.messages.base import Piece
 from tiered.serve.protocol import Received, encode, parse
+from tiered.serve.sender import Sender, memory_bytes
 
 FRAME_BYTES_MAX = 2 << 20  # without Produce a request is small: a Fetch of 10 000 partitions has some 500 KB
-SLICE_BYTES = 256 << 10
 _LENGTH = struct.Struct(">i")
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close at once
 _HEAD_BYTES = 8  # API key, version and correlation id: no request is shorter
@@ -61,14 +61,14 @@ class Connection:
         self.client = "{}:{}".format(*(writer.get_extra_info("peername") or ("unknown", 0))[:2])
         host, port = (writer.get_extra_info("sockname") or ("", 0))[:2]
         self._endpoint = advertised or Endpoint(host=host, port=port)
-        writer.transport.set_write_buffer_limits(high=SLICE_BYTES)
+        self._sender = Sender(writer, service.pool, send_s=limits.send_s)
 
     async def serve(self) -> None:
         try:
             while (frame := await self._frame()) is not None:
                 await self._respond(frame)
-        except InvalidRequest as error:
-            _log.warning("connection closed: client=%s reason=%s", self.client, error)
+        except LogError as error:
+            _log.warning("connection closed: client=%s reason=%s", self.client, str(error))
         except TimeoutError:
             _log.warning("connection closed: client=%s reason=the client neither sends nor reads", self.client)
             # Without this the kernel keeps the bytes that the client does not read.
@@ -119,13 +119,5 @@ class Connection:
             facts = (self.client, header.api_name, header.api_version)
             _log.warning("request not served: client=%s api=%s version=%d", *facts)
             pieces = received.pieces
-        with self._service.load.sending(sum(len(piece) for piece in pieces)):
-            await self._send(pieces)
-
-    async def _send(self, pieces: list[Piece]) -> None:
-        for piece in pieces:
-            view = memoryview(piece).cast("B")
-            for at in range(0, len(view), SLICE_BYTES):
-                self._writer.write(view[at : at + SLICE_BYTES])
-                async with asyncio.timeout(self._limits.send_s):
-                    await self._writer.drain()
+        with self._service.load.sending(memory_bytes(pieces)):
+            await self._sender.send(pieces)

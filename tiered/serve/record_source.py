@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
+from tiered.serve.file_range import FileRange
+
 if TYPE_CHECKING:
     from local.index.txn_index import AbortedTransaction
     from local.names import TopicPartition
@@ -39,13 +41,13 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBatches:
-    """`runs` of whole batches from the one that holds the offset, or the next one after it; immutable bytes.
+    """`runs` of whole batches from the one that holds the offset, or the next one after it; bytes that do not change.
 
     `aborted` are the aborted transactions among them; None under read_uncommitted.
     """
 
     bounds: Bounds
-    runs: Sequence[memoryview] = ()
+    runs: Sequence[memoryview | FileRange] = ()
     aborted: Sequence[AbortedTransaction] | None = None
 
     @property

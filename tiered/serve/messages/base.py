@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-Piece = bytes | bytearray | memoryview  # bytes to send
+from tiered.serve.file_range import FileRange
+
+Piece = bytes | bytearray | memoryview | FileRange  # bytes to send
 NO_OPERATIONS = -(2**31)  # Kafka's value for "authorized operations were not requested"
 
 

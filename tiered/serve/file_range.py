@@ -1,0 +1,83 @@
+"""Ranges of open files, which a response holds in place of their bytes.
+
+A descriptor stands for the bytes of its file even after the file was renamed or deleted. It is closed when the last
+range of it is dropped: a read may be shared by several requests, each of which may be cut or cancelled.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+FILES_MAX = 256  # descriptors of one source: most are of segments that several consumers read
+PROBE_BYTES = 128 << 10  # the kernel's read-ahead: if the first byte of as many is in the page cache, the rest is too
+
+
+class OpenFile:
+    """A descriptor that is closed with its last reference."""
+
+    __slots__ = ("__weakref__", "fd")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """Bytes ``[position, position + nbytes)`` of a file. They must not change."""
+
+    file: OpenFile
+    position: int
+    nbytes: int
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def after(self, size_bytes: int) -> FileRange:
+        """The range without its first bytes."""
+        return FileRange(self.file, self.position + size_bytes, self.nbytes - size_bytes)
+
+    def slices(self, size_bytes: int) -> Iterator[FileRange]:
+        """The range in parts of at most `size_bytes`."""
+        end = self.position + self.nbytes
+        for at in range(self.position, end, size_bytes):
+            yield FileRange(self.file, at, min(size_bytes, end - at))
+
+    def read(self) -> bytes:
+        """The bytes; fewer if the file became shorter."""
+        return os.pread(self.file.fd, self.nbytes, self.position)
+
+    def is_cached(self) -> bool:
+        """Whether a read needs no disk, by the page cache's answer for one byte in PROBE_BYTES."""
+        byte = bytearray(1)
+        try:
+            for at in range(self.position, self.position + self.nbytes, PROBE_BYTES):
+                os.preadv(self.file.fd, [byte], at, os.RWF_NOWAIT)
+        except OSError as error:
+            # A file system without this question has no answer: its reads are taken for fast ones.
+            return error.errno != errno.EAGAIN
+        return True
+
+
+class OpenFiles:
+    """The descriptors of one source, at most FILES_MAX at a time, one for each key. Thread safe."""
+
+    def __init__(self, files_max: int = FILES_MAX) -> None:
+        self._files_max = files_max
+        self._files: WeakValueDictionary[Hashable, OpenFile] = WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, open_file: Callable[[], int]) -> OpenFile | None:
+        """The open file of `key`, opened if it is not yet open; None if too many are. Raises as `open_file`."""
+        with self._lock:
+            found = self._files.get(key)
+            if found is None and len(self._files) < self._files_max:
+                found = self._files[key] = OpenFile(open_file())
+            return found

@@ -1,0 +1,162 @@
+"""Sends the responses of one connection, under the back-pressure of its client.
+
+| the connection | buffers | ranges of files |
+|---|---|---|
+| plain | written from where they are | `sendfile`: the bytes never enter the process |
+| TLS | passed to the transport in slices | read in slices |
+
+Both hold at most SLICE_BYTES of a response besides its own buffers. After BURST_BYTES the event loop serves the other
+connections, so that a fast client does not delay them. Bytes of a file outside the page cache are loaded by a thread.
+
+A plain connection never writes through its transport, which so owns no bytes. Every system call follows a check, in the
+same step of the event loop, that the transport is open: its descriptor cannot belong to another connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from local.errors import Corrupt
+from tiered.serve.file_range import FileRange
+from tiered.serve.messages.base import Piece
+from tiered.serve.read_pool import ReadPool
+
+SLICE_BYTES = 256 << 10
+BURST_BYTES = 1 << 20
+_BUFFERS_MAX = 64  # of one system call; Linux takes 1024
+_cold_reads = itertools.count()
+
+
+class Sender:
+    """Writes to one client. `sent_bytes` counts what the socket took. One call of `send` at a time."""
+
+    def __init__(self, writer: asyncio.StreamWriter, pool: ReadPool, *, send_s: float) -> None:
+        """A client that takes less than SLICE_BYTES in `send_s` ends the sending with TimeoutError."""
+        self.sent_bytes = 0
+        self._writer, self._pool, self._send_s = writer, pool, send_s
+        self._transport = writer.transport
+        self._is_plain = writer.get_extra_info("ssl_object") is None
+        self._deadline_s = 0.0
+        self._slice_end = self._burst_end = 0  # in `sent_bytes`
+        self._transport.set_write_buffer_limits(high=SLICE_BYTES)
+
+    async def send(self, pieces: Iterable[Piece]) -> None:
+        """Return when the kernel has all bytes. Raises ConnectionError, TimeoutError, and Corrupt for a cut file."""
+        self._start_slice()
+        for is_file, group in itertools.groupby(pieces, lambda piece: isinstance(piece, FileRange)):
+            if is_file:
+                for each in group:
+                    assert isinstance(each, FileRange), "the group has ranges alone"
+                    await (self._send_file(each) if self._is_plain else self._send_read(each))
+            elif self._is_plain:
+                await self._send_buffers([each for each in group if not isinstance(each, FileRange)])
+            else:
+                for each in group:
+                    await self._send_encrypted(memoryview(each))  # type: ignore[arg-type]  # no range is in the group
+
+    async def _send_buffers(self, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
+        parts = deque(
+            whole[at : at + BURST_BYTES]
+            for whole in (memoryview(each).cast("B") for each in buffers)
+            for at in range(0, len(whole), BURST_BYTES)
+        )
+        while parts:
+            sent = await self._written(partial(_send_some, list(itertools.islice(parts, _BUFFERS_MAX))))
+            while parts and sent >= len(parts[0]):
+                sent -= len(parts.popleft())
+            if sent:
+                parts[0] = parts[0][sent:]
+
+    async def _send_file(self, whole: FileRange) -> None:
+        for part in whole.slices(SLICE_BYTES):
+            if not part.is_cached():
+                await self._load(part)
+            rest = part
+            while rest:
+                sent = await self._written(partial(_send_range, rest))
+                if not sent:
+                    raise _shorter(rest)
+                rest = rest.after(sent)
+
+    async def _send_read(self, whole: FileRange) -> None:
+        for part in whole.slices(SLICE_BYTES):
+            data = part.read() if part.is_cached() else await self._load(part)
+            if len(data) != part.nbytes:
+                raise _shorter(part)
+            await self._send_encrypted(memoryview(data))
+
+    async def _send_encrypted(self, data: memoryview) -> None:
+        data = data.cast("B")
+        for at in range(0, len(data), SLICE_BYTES):
+            part = data[at : at + SLICE_BYTES]
+            self._writer.write(part)
+            async with asyncio.timeout(self._send_s):
+                await self._writer.drain()
+            self.sent_bytes += len(part)
+
+    async def _load(self, part: FileRange) -> bytes:
+        """Read a part in a thread. The other connections do not wait for the disk."""
+        return await asyncio.shield(self._pool.run(part.file, ("cold", next(_cold_reads)), part.read))
+
+    async def _written(self, write: Callable[[int], int]) -> int:
+        """The number of bytes that the socket took, when it takes some."""
+        while True:
+            if self._transport.is_closing():
+                raise ConnectionResetError("the connection is closed")
+            fd = self._writer.get_extra_info("socket").fileno()
+            try:
+                sent = write(fd)
+            except BlockingIOError:
+                await self._until_writable(fd)
+                continue
+            self.sent_bytes += sent
+            if self.sent_bytes >= self._slice_end:
+                self._start_slice()
+            if self.sent_bytes >= self._burst_end:
+                self._burst_end = self.sent_bytes + BURST_BYTES
+                await asyncio.sleep(0)
+            return sent
+
+    async def _until_writable(self, fd: int) -> None:
+        loop = asyncio.get_running_loop()
+        writable: asyncio.Future[None] = loop.create_future()
+        # The event loop refuses the transport's own descriptor; a copy of it tells the same.
+        copy = os.dup(fd)
+        try:
+            loop.add_writer(copy, _finish, writable)
+            async with asyncio.timeout_at(self._deadline_s):
+                await writable
+        finally:
+            loop.remove_writer(copy)
+            os.close(copy)
+
+    def _start_slice(self) -> None:
+        self._slice_end = self.sent_bytes + SLICE_BYTES
+        self._deadline_s = asyncio.get_running_loop().time() + self._send_s
+
+
+def _send_range(part: FileRange, fd: int) -> int:
+    return os.sendfile(fd, part.file.fd, part.position, part.nbytes)
+
+
+def _send_some(parts: Sequence[memoryview], fd: int) -> int:
+    return os.writev(fd, parts)
+
+
+def _finish(writable: asyncio.Future[None]) -> None:
+    if not writable.done():
+        writable.set_result(None)
+
+
+def _shorter(part: FileRange) -> Corrupt:
+    return Corrupt("cannot send a range of a file, the file is shorter", position=part.position, bytes=part.nbytes)
+
+
+def memory_bytes(pieces: Iterable[Piece]) -> int:
+    """The bytes of memory that a response holds: a range of a file has none."""
+    return sum(len(piece) for piece in pieces if not isinstance(piece, FileRange))
