@@ -1,14 +1,17 @@
 """Bytes of messages, read and written by a schema: a dataclass of `kio` for one version of one message.
 
-`kio` has readers and writers of its own. The codec replaces them for two reasons:
+Requests and responses are read and written alike, so a server and a client share the codec. `kio` has readers and
+writers of its own. The codec replaces them for two reasons:
 
 - Its reader allocates an array for the count in a frame before it reads an item: 20 bytes end the process.
 - Its writer copies record batches. Here a buffer of `records` is passed on as it is.
 
-| bound of a request | reason |
+| bound of a message | reason |
 |---|---|
 | an array has at most as many items as bytes follow | an item has at least one byte |
 | ITEMS_MAX items in all arrays together | an item costs up to some hundred bytes of memory |
+
+Tagged fields are skipped and never written.
 
 Source of the formats: https://kafka.apache.org/protocol (primitive types), KIP-482 (compact and tagged fields).
 """
@@ -25,7 +28,7 @@ from uuid import UUID
 
 from local.errors import InvalidRequest
 from tiered.serve.file_range import FileRange
-from tiered.serve.messages.base import Piece
+from tiered.serve.messages.base import Error, Piece
 
 ITEMS_MAX = 100_000
 UVARINT_BYTES_MAX = 5
@@ -46,26 +49,31 @@ _FIXED = {
     "float64": struct.Struct(">d"),
 }
 _NO_UUID = UUID(int=0)
+_ERRORS = {int(each): each for each in Error}
 M = TypeVar("M")
 
 
 class Cursor:
-    """A position in the bytes of one request. Every verb raises InvalidRequest if the bytes end too early."""
+    """A position in the bytes of one message. Every verb raises InvalidRequest if the bytes end too early."""
 
-    __slots__ = ("_data", "_items", "at")
+    __slots__ = ("_data", "_items", "_message", "at")
 
-    def __init__(self, data: memoryview) -> None:
+    def __init__(self, data: memoryview, message: str = "request") -> None:
         self._data = data
         self._items = 0
+        self._message = message  # for error messages
         self.at = 0
 
     @property
     def remaining(self) -> int:
         return len(self._data) - self.at
 
+    def refuse(self, reason: str, **facts: object) -> InvalidRequest:
+        return InvalidRequest(f"invalid {self._message}, {reason}", at=self.at, **facts)
+
     def take(self, length: int) -> memoryview:
         if not 0 <= length <= self.remaining:
-            raise InvalidRequest("invalid request, it ends inside a field", at=self.at, length=length)
+            raise self.refuse("it ends inside a field", length=length)
         self.at += length
         return self._data[self.at - length : self.at]
 
@@ -79,13 +87,13 @@ class Cursor:
             value |= (byte & 0x7F) << (7 * at)
             if byte < 0x80:
                 return value
-        raise InvalidRequest("invalid request, a length has more than five bytes", at=self.at)
+        raise self.refuse("a length has more than five bytes")
 
     def length(self, form: struct.Struct | None) -> int:
         """The length of a string or an array; -1 for null. `form` None: compact."""
         length: int = self.uvarint() - 1 if form is None else self.number(form)
         if length < -1:
-            raise InvalidRequest("invalid request, a length is negative", at=self.at, length=length)
+            raise self.refuse("a length is negative", length=length)
         return length
 
     def count(self, form: struct.Struct | None) -> int:
@@ -93,7 +101,7 @@ class Cursor:
         count = self.length(form)
         self._items += max(count, 0)
         if count > self.remaining or self._items > ITEMS_MAX:
-            raise InvalidRequest("invalid request, an array has too many items", at=self.at, items=count)
+            raise self.refuse("an array has too many items", items=count)
         return count
 
     def text(self, form: struct.Struct | None) -> str | None:
@@ -101,7 +109,11 @@ class Cursor:
         try:
             return None if length < 0 else str(self.take(length), "utf-8")
         except UnicodeDecodeError:
-            raise InvalidRequest("invalid request, a string is not UTF-8", at=self.at) from None
+            raise self.refuse("a string is not UTF-8") from None
+
+    def data(self, form: struct.Struct | None) -> memoryview | None:
+        length = self.length(form)
+        return None if length < 0 else self.take(length)
 
     def skip_tagged(self) -> None:
         for _ in range(self.uvarint()):
@@ -110,7 +122,7 @@ class Cursor:
 
 
 class Frame:
-    """The bytes of one response in `pieces`: small fields joined, record batches as they are."""
+    """The bytes of one message in `pieces`: small fields joined, record batches as they are."""
 
     def __init__(self) -> None:
         self._small = bytearray(4)  # the length prefix, set by `close`
@@ -213,7 +225,8 @@ def _field(field: dataclasses.Field[Any]) -> _Field:
 
 
 def _zero(kind: str | None) -> object:
-    return "" if kind == "string" else () if kind in ("records", "bytes") else None if kind in (None, "uuid") else 0
+    zeros: dict[str | None, object] = {"string": "", "bytes": b"", "records": (), "uuid": None, None: None}
+    return zeros.get(kind, 0)
 
 
 def _nested(message: type | None) -> dict[str, type]:
@@ -260,26 +273,42 @@ def _value_reader(field: _Field, message: type | None, *, is_compact: bool) -> R
     def read(cursor: Cursor) -> object:
         count = cursor.count(form)
         if count < 0 and not field.is_nullable:
-            raise InvalidRequest("invalid request, a field is null", field=field.name)
+            raise cursor.refuse("a field is null", field=field.name)
         return None if count < 0 else tuple([read_item(cursor) for _ in range(count)])
 
     return read
 
 
 def _plain_reader(field: _Field, is_compact: bool) -> Read:
+    if field.kind == "error_code":
+        return lambda cursor: _ERRORS.get(code := cursor.number(_INT16), code)
     if field.kind in _FIXED:
         fixed = _FIXED[field.kind]
         return lambda cursor: cursor.number(fixed)
     if field.kind == "uuid":
         return lambda cursor: _uuid(cursor.take(16))
-    form, may_be_null = None if is_compact else _INT16, field.is_nullable and not field.is_array
-    assert field.kind == "string", f"no served request has a field of type {field.kind}"
+    read_value = _sized_reader(field.kind, is_compact)
+    may_be_null = field.is_nullable and not field.is_array
 
-    def read(cursor: Cursor) -> str | None:
-        text = cursor.text(form)
-        if text is None and not may_be_null:
-            raise InvalidRequest("invalid request, a field is null", field=field.name)
-        return text
+    def read(cursor: Cursor) -> object:
+        value = read_value(cursor)
+        if value is None and not may_be_null:
+            raise cursor.refuse("a field is null", field=field.name)
+        return value
+
+    return read
+
+
+def _sized_reader(kind: str | None, is_compact: bool) -> Read:
+    """A reader of a string, of bytes (a copy), or of records (a view of the frame, as the sequence of one piece)."""
+    if kind == "string":
+        text_form = None if is_compact else _INT16
+        return lambda cursor: cursor.text(text_form)
+    form = None if is_compact else _INT32
+
+    def read(cursor: Cursor) -> object:
+        found = cursor.data(form)
+        return None if found is None else bytes(found) if kind == "bytes" else (found,)
 
     return read
 
@@ -335,14 +364,22 @@ def _plain_writer(field: _Field, is_compact: bool) -> Write:
     form, is_null = None if is_compact else _INT16, field.is_nullable and not field.is_array
     if field.kind == "string":
         return lambda frame, value: frame.text(form, value if value is not None or is_null else "")
-    assert field.kind in ("records", "bytes"), f"no response has a field of type {field.kind}"
-    return _records_writer(None if is_compact else _INT32)
+    return _records_writer(field.kind, None if is_compact else _INT32, is_null)
 
 
-def _records_writer(form: struct.Struct | None) -> Write:
-    def write(frame: Frame, pieces: Sequence[Piece]) -> None:
+def _records_writer(kind: str | None, form: struct.Struct | None, is_null: bool) -> Write:
+    """A writer of bytes, or of records as a sequence of pieces."""
+
+    def write(frame: Frame, value: Any) -> None:  # noqa: ANN401 - bytes or pieces
+        if value is None and is_null:
+            frame.length(form, -1)
+            return
+        pieces = (value or b"",) if kind == "bytes" else value or ()
         frame.length(form, sum(map(size_of, pieces)))
         for piece in pieces:
-            frame.append(piece)
+            if kind == "bytes":
+                frame.write(piece)
+            else:
+                frame.append(piece)
 
     return write

@@ -1,4 +1,4 @@
-"""Frames of the Kafka protocol: the served APIs and versions, requests from bytes, responses to bytes.
+"""Frames of the Kafka protocol: the served APIs and versions, requests and responses from bytes and to bytes.
 
 The only module that imports `kio`, whose classes describe each version of each message. They are imported at the first
 request of a version (some 25 ms).
@@ -9,27 +9,32 @@ request of a version (some 25 ms).
 | ApiVersions of an unknown version | `Unsupported`, answered in version 0 with the supported versions (KIP-511) |
 | another API or version whose response has one error code for all | `Unsupported`, answered with UNSUPPORTED_VERSION |
 | anything else | InvalidRequest: the connection is closed, as Kafka does |
+
+A client uses `encode_request` and `read_response`. OWN are the APIs of this project, which Kafka does not have: their
+messages are JSON (`tiered.serve.messages.operations`).
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from kio.index import KioIndexError, load_request_schema, load_response_schema
 from kio.schema.index import api_key_map
 
 from local.errors import InvalidRequest
 from tiered.serve.codec import Cursor, Frame, is_flexible, reader_of, writer_of
-from tiered.serve.messages import cluster, fetch, offsets
+from tiered.serve.messages import cluster, fetch, offsets, operations
 from tiered.serve.messages.base import Api, Error, Piece, Versions
 from tiered.serve.messages.cluster import ApiVersion, ApiVersionsResponse
 
 SERVED: Mapping[int, Versions] = MappingProxyType({**cluster.APIS, **offsets.APIS, **fetch.APIS})
+OWN: Mapping[int, Versions] = operations.APIS
+_KNOWN = {**SERVED, **OWN}
 _INT16, _INT32 = struct.Struct(">h"), struct.Struct(">i")
 
 
@@ -92,6 +97,39 @@ def encode(header: Header, response: object) -> list[Piece]:
     return frame.close()
 
 
+def encode_request(header: Header, request: object) -> list[Piece]:
+    """The frame of a request, with its length prefix, as pieces to send in order."""
+    schema = _request_schema(header.api_key, header.api_version)
+    frame = Frame()
+    frame.number(_INT16, header.api_key)
+    frame.number(_INT16, header.api_version)
+    frame.number(_INT32, header.correlation_id)
+    frame.text(_INT16, header.client_id)
+    if is_flexible(schema.__header_schema__):
+        frame.uvarint(0)  # no tagged fields
+    _request_writer(header.api_key, header.api_version)(frame, request)
+    return frame.close()
+
+
+def read_response(header: Header, data: memoryview) -> object:
+    """The response to the request with that header, from a frame without its length prefix.
+
+    Raises InvalidRequest for other bytes, and for the response to another request.
+    """
+    cursor = Cursor(data, "response")
+    correlation_id = cursor.number(_INT32)
+    if correlation_id != header.correlation_id:
+        facts = {"correlation_id": correlation_id, "expected": header.correlation_id}
+        raise InvalidRequest("invalid response, it belongs to another request", api=header.api_name, **facts)
+    read, is_flexible_header = _response_reader(header.api_key, header.api_version)
+    if is_flexible_header:
+        cursor.skip_tagged()
+    response = read(cursor)
+    if cursor.remaining:
+        raise InvalidRequest("invalid response, bytes follow it", api=header.api_name, bytes=cursor.remaining)
+    return response
+
+
 def supported(apis: Mapping[int, Versions], error: Error = Error.NONE) -> ApiVersionsResponse:
     """The response to ApiVersions of a server with these APIs."""
     keys = [
@@ -128,16 +166,49 @@ class _ErrorAlone:
     error_code: Error = Error.UNSUPPORTED_VERSION
 
 
+@dataclass(frozen=True)
+class _OwnHeader:
+    __flexible__: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class _OwnMessage:
+    """The format of every message of OWN."""
+
+    __flexible__: ClassVar[bool] = True
+    __header_schema__: ClassVar[type] = _OwnHeader
+    body: bytes = field(metadata={"kafka_type": "bytes"})
+
+
+def _request_schema(key: int, version: int) -> Any:  # noqa: ANN401 - a class of kio
+    return _OwnMessage if key in OWN else load_request_schema(key, version)
+
+
+def _response_schema(key: int, version: int) -> Any:  # noqa: ANN401 - a class of kio
+    return _OwnMessage if key in OWN else load_response_schema(key, version)
+
+
 @cache
 def _request_reader(key: int, version: int) -> tuple[Callable[[Cursor], Any], bool]:
-    schema = load_request_schema(key, version)
-    return reader_of(schema, SERVED[key].request), is_flexible(schema.__header_schema__)
+    schema = _request_schema(key, version)
+    return reader_of(schema, _KNOWN[key].request), is_flexible(schema.__header_schema__)
+
+
+@cache
+def _request_writer(key: int, version: int) -> Callable[[Frame, Any], None]:
+    return writer_of(_request_schema(key, version), _KNOWN[key].request)
+
+
+@cache
+def _response_reader(key: int, version: int) -> tuple[Callable[[Cursor], Any], bool]:
+    schema = _response_schema(key, version)
+    return reader_of(schema, _KNOWN[key].response), is_flexible(schema.__header_schema__)
 
 
 @cache
 def _response_writer(key: int, version: int, message: type[Any]) -> tuple[Callable[[Frame, Any], None], bool]:
     """Raises KioIndexError for an unknown version, LookupError for a response without the error code of `message`."""
-    schema = load_response_schema(key, version)
+    schema = _response_schema(key, version)
     if message is _ErrorAlone and "error_code" not in schema.__dataclass_fields__:
         raise LookupError(key)
     return writer_of(schema, message), is_flexible(schema.__header_schema__)

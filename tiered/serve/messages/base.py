@@ -56,6 +56,13 @@ class Api(IntEnum):
     DESCRIBE_TOPIC_PARTITIONS = 75
 
 
+class OwnApi(IntEnum):
+    """The keys of this project's own APIs, served on the Unix socket of a node only. Kafka's keys are below 1000."""
+
+    START_OPERATION = 32000
+    AWAIT_OPERATION = 32001
+
+
 class Error(IntEnum):
     """The error codes that this endpoint sends. Source: kafka `Errors`."""
 

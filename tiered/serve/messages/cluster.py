@@ -76,8 +76,8 @@ class MetadataResponseTopic:
 class MetadataResponse:
     throttle_time_ms: int = 0
     brokers: tuple[MetadataResponseBroker, ...]
-    cluster_id: str | None
-    controller_id: int
+    cluster_id: str | None = None
+    controller_id: int = -1
     topics: tuple[MetadataResponseTopic, ...]
     cluster_authorized_operations: int = NO_OPERATIONS
     error_code: Error = Error.NONE

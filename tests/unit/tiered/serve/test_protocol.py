@@ -1,7 +1,8 @@
-"""Frames of every served version, with `kio`'s own reader and writer as the oracle, and bytes that are no requests."""
+"""Frames of every served version, with `kio`'s own reader and writer as the oracle, and bytes that are no messages."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import io
@@ -40,7 +41,19 @@ from tiered.serve.messages.offsets import (
     OffsetForLeaderEpochResponse,
     OffsetForLeaderTopicResult,
 )
-from tiered.serve.protocol import SERVED, Header, Received, Unsupported, encode, parse, supported
+from tiered.serve.messages.operations import OperationRequest, OperationResponse
+from tiered.serve.protocol import (
+    OWN,
+    SERVED,
+    Header,
+    Received,
+    Unsupported,
+    encode,
+    encode_request,
+    parse,
+    read_response,
+    supported,
+)
 
 VERSIONS = [(key, version) for key, each in SERVED.items() for version in range(each.min_version, each.max_version + 1)]
 PRODUCE, FIND_COORDINATOR = 0, 10
@@ -115,7 +128,14 @@ def _value(field: Any, at: int) -> object:
         (hint,) = (each for each in get_args(hint) if each is not types.NoneType)
     is_array = get_origin(hint) is tuple
     item = get_args(hint)[0] if is_array else hint
-    plain = {"string": f"text {at}", "bool": True, "uuid": UUID(int=at + 1)}
+    plain = {
+        "string": f"text {at}",
+        "bool": True,
+        "uuid": UUID(int=at + 1),
+        "bytes": b"bytes %d" % at,
+        "records": b"records %d" % at,
+        "error_code": ErrorCode(at),
+    }
     value = sample(item) if kind is None else plain.get(kind, at)
     if kind == "timedelta_i32":
         value = datetime.timedelta(milliseconds=at + 100)
@@ -127,6 +147,8 @@ def _plain(value: Any) -> Any:
     match value:
         case datetime.timedelta():
             return value // datetime.timedelta(milliseconds=1)
+        case (memoryview() as view,):
+            return bytes(view)  # records
         case tuple() | list():
             return [_plain(each) for each in value]
         case _ if dataclasses.is_dataclass(value):
@@ -202,6 +224,72 @@ def _assert_all_of_theirs(theirs: Any, ours: Any) -> None:
                         _assert_all_of_theirs(one, other)
                 else:
                     assert value == mine, name
+
+
+@pytest.mark.parametrize(("key", "version"), VERSIONS)
+def test_a_request_is_read_by_kio_as_the_client_wrote_it(key: int, version: int) -> None:
+    schema = load_request_schema(key, version)
+    received = parse(frame_of(key, version, sample(schema)))
+    assert isinstance(received, Received)
+    data = b"".join(encode_request(received.header, received.request))
+    assert struct.unpack_from(">i", data)[0] == len(data) - 4
+    head, size = entity_reader(schema.__header_schema__)(data, 4)
+    assert (head.request_api_key, head.request_api_version) == (key, version)
+    assert (head.correlation_id, head.client_id) == (77, "tester")
+    found, length = entity_reader(schema)(data, 4 + size)
+    assert 4 + size + length == len(data)
+    _assert_same(_plain(received.request), _plain(found))
+
+
+@pytest.mark.parametrize(("key", "version"), VERSIONS)
+def test_a_response_is_read_by_the_client_as_kio_wrote_it(key: int, version: int) -> None:
+    schema = load_response_schema(key, version)
+    written = sample(schema)
+    response = read_response(_header(key, version), memoryview(response_frame_of(written)))
+    assert type(response) is SERVED[key].response
+    _assert_same(_plain(response), _plain(written))
+
+
+def response_frame_of(response: Any) -> bytes:
+    """The frame without its length, written by `kio`."""
+    buffer = io.BytesIO()
+    head = type(response).__header_schema__(correlation_id=77)
+    entity_writer(type(head))(buffer, head)
+    entity_writer(type(response))(buffer, response)
+    return buffer.getvalue()
+
+
+def _header(key: int, version: int) -> Header:
+    return Header(api_key=key, api_version=version, correlation_id=77)
+
+
+@pytest.mark.parametrize("key", OWN)
+def test_messages_of_the_projects_own_apis_are_read_as_they_were_written(key: int) -> None:
+    header = Header(api_key=key, api_version=0, correlation_id=77, client_id="tiered")
+    request, response = OperationRequest(body=b"{}"), OperationResponse(body=b"[]")
+    frame = b"".join(encode_request(header, request))[4:]
+    assert parse(frame, OWN) == Received(header=header, request=request)
+    assert read_response(header, memoryview(b"".join(encode(header, response)))[4:]) == response
+    with pytest.raises(InvalidRequest, match="not served"):
+        parse(frame)
+
+
+def test_the_response_to_another_request_is_refused() -> None:
+    data = response_frame_of(sample(load_response_schema(Api.METADATA, 12)))
+    header = Header(api_key=Api.METADATA, api_version=12, correlation_id=78)
+    with pytest.raises(InvalidRequest, match=r"another request.*correlation_id=77 expected=78"):
+        read_response(header, memoryview(data))
+
+
+@given(st.sampled_from(VERSIONS), st.integers(0, 10**6), st.binary(min_size=1, max_size=8), st.booleans())
+def test_damaged_responses_are_read_or_refused(
+    target: tuple[int, int], at: int, damage: bytes, is_truncated: bool
+) -> None:
+    frame = response_frame_of(sample(load_response_schema(*target)))
+    at %= len(frame)
+    damaged = frame[:at] if is_truncated else frame[:at] + damage + frame[at + len(damage) :]
+    with contextlib.suppress(InvalidRequest):
+        read_response(_header(*target), memoryview(damaged))
 
 
 def test_record_batches_are_not_copied() -> None:
