@@ -242,6 +242,8 @@ class LogState:
         # Called with (offset, time) before the log end is lowered to an offset: files that describe records from there
         # on must not outlive the records (`tiered.read.view_places`).
         self.before_cut: Callable[[int, int], None] = lambda offset, now_ms: None
+        # Called under the lock after each change of the view: it must not wait, nor take a lock of the log.
+        self.on_publish: Callable[[], None] = lambda: None
 
     def set_cleaner_offset(self, offset: int | None) -> None:
         """Set the end of the cleaned section; None: the log was never cleaned. A checkpoint makes it durable."""
@@ -279,6 +281,7 @@ class LogState:
         unstable, tail = self.producer_state.first_unstable_offset, selected[-1]
         times = old.times if segments is None else LargestTimes(selected[:-1])
         self.view = LogView(selected, bases, start, end, times, unstable, tail.size_bytes, tail.is_active)
+        self.on_publish()
 
     # -- leader epochs -------------------------------------------------------------------------------------------
 

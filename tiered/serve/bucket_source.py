@@ -4,33 +4,30 @@
   known one. While the store is unavailable the known manifests stay in use.
 - The topics are listed every `list_s`: a listing costs a request for each topic.
 - Watched partitions are refreshed by one thread every `refresh_s`.
-- A consumer that reads on finds its open stream with its read-ahead. At most STREAMS_MAX streams are open.
+- A consumer that reads on finds its open stream with its read-ahead (`tiered.serve.open_streams`).
 - After the last batch a cleaned log may end in offsets without records. A read there returns one empty batch for them,
   as Kafka's cleaner writes it, so that a consumer reaches the end.
 """
 
 from __future__ import annotations
 
-import base64
 import logging
 import threading
 import uuid
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from local import kernels
 from local.errors import LogError, NotFound, Unavailable
-from local.format.batch_header import plain_header, seal
 from local.log.leader_epochs import LeaderEpochs
 from local.names import TopicPartition, encode_uuid
 from local.records.isolation import Isolation
 from remote.manifest.manifest import Manifest
 from tiered.read.bucket_reader import RemoteLog
 from tiered.read.partition_source import out_of_range
-from tiered.serve.record_source import Bounds, ReadBatches, ServedTopic
+from tiered.serve.open_streams import OpenStreams, Stream, gap
+from tiered.serve.record_source import Bounds, Leader, ReadBatches, ServedTopic, uuid_of
 from tiered.stores.parallel import side_by_side
 
 if TYPE_CHECKING:
@@ -39,9 +36,7 @@ if TYPE_CHECKING:
 
 REFRESH_S = 5.0
 LIST_S = 60.0
-STREAMS_MAX = 64
 REFRESHES_AT_ONCE = 8
-_INT32_MAX = 2**31 - 1
 _log = logging.getLogger(__name__)
 
 
@@ -69,7 +64,7 @@ class BucketSource:
         self._topics: Mapping[str, ServedTopic] = {}
         self._listed_s: float | None = None
         self._listing = threading.Lock()
-        self._streams: OrderedDict[tuple[TopicPartition, Isolation, int], _Stream] = OrderedDict()
+        self._streams = OpenStreams()
         self._watches: dict[object, tuple[Collection[TopicPartition], Callable[[], None]]] = {}
         self._is_closed = threading.Event()
         self._refresher: threading.Thread | None = None
@@ -91,6 +86,10 @@ class BucketSource:
                 self._listed_s = now_s
             return self._topics
 
+    def leaders(self, topic: ServedTopic) -> Mapping[int, Leader]:
+        """No leader epochs: replicas of one bucket know manifests of different ages, so they must not fence clients."""
+        return {}
+
     def bounds(self, partition: TopicPartition) -> Bounds:
         state = self._fresh(partition)
         with state.lock:
@@ -108,9 +107,9 @@ class BucketSource:
         if offset >= end:
             return ReadBatches(bounds=bounds, aborted=none)
         reader = self._readers[isolation]
-        stream = self._take_stream((partition, isolation, offset))
+        stream = self._streams.take(partition, isolation, offset)
         if stream is None:
-            stream = _Stream(reader.batches(partition, offset), offset)
+            stream = Stream(reader.batches(partition, offset), offset)
         try:
             runs = stream.take(bytes_max)
         except BaseException:
@@ -119,8 +118,8 @@ class BucketSource:
         if not runs:
             stream.close()
             end = min(end, reader.next_offset(partition))  # a newer manifest may end earlier: no gap is known there
-            return ReadBatches(bounds=bounds, runs=_gap(offset, end) if offset < end else (), aborted=none)
-        self._keep_stream((partition, isolation, stream.offset), stream)
+            return ReadBatches(bounds=bounds, runs=gap(offset, end) if offset < end else (), aborted=none)
+        self._streams.put(partition, isolation, stream)
         aborted = reader.aborted_transactions(partition, offset, stream.offset) if is_committed else None
         return ReadBatches(bounds=bounds, runs=runs, aborted=aborted)
 
@@ -158,10 +157,7 @@ class BucketSource:
 
     def close(self) -> None:
         self._is_closed.set()
-        with self._lock:
-            streams, self._streams = list(self._streams.values()), OrderedDict()
-        for each in streams:
-            each.close()
+        self._streams.close()
 
     def _refresh_watched(self) -> None:
         while not self._is_closed.wait(self._refresh_s):
@@ -224,65 +220,6 @@ class BucketSource:
             leader_epoch=_epochs(state).latest,
         )
 
-    def _take_stream(self, key: tuple[TopicPartition, Isolation, int]) -> _Stream | None:
-        with self._lock:
-            return self._streams.pop(key, None)
-
-    def _keep_stream(self, key: tuple[TopicPartition, Isolation, int], stream: _Stream) -> None:
-        with self._lock:
-            removed = [self._streams.pop(key)] if key in self._streams else []
-            if self._is_closed.is_set() or stream.is_at_end:
-                removed.append(stream)
-            else:
-                self._streams[key] = stream
-            while len(self._streams) > STREAMS_MAX:
-                removed.append(self._streams.popitem(last=False)[1])
-        for each in removed:
-            each.close()
-
-
-class _Stream:
-    """An open stream of one partition, cut into reads. `offset` is where the next read begins."""
-
-    def __init__(self, runs: Generator[memoryview], offset: int) -> None:
-        self._runs, self._rest = runs, memoryview(b"")
-        self.offset = offset
-        self.is_at_end = False
-
-    def take(self, bytes_max: int) -> list[memoryview]:
-        """Whole batches of at most `bytes_max` bytes, at least one. Empty at the end of the stream."""
-        taken: list[memoryview] = []
-        left = bytes_max
-        while left > 0:
-            run = self._rest if len(self._rest) else next(self._runs, None)
-            if run is None:
-                self.is_at_end = True
-                break
-            table = kernels.scan_batches(run, verify=False)
-            ends = table.positions + table.sizes
-            count = int(ends.searchsorted(left, "right")) or (0 if taken else 1)
-            if count:
-                cut = int(ends[count - 1])
-                taken.append(run[:cut])
-                left -= cut
-                self.offset = int(table.last_offsets[count - 1]) + 1
-                run = run[cut:]
-            self._rest = run
-            if len(run):
-                break
-        return taken
-
-    def close(self) -> None:
-        self._runs.close()
-        self._rest = memoryview(b"")
-
-
-def _gap(offset: int, end: int) -> list[memoryview]:
-    """An empty batch of the offsets ``[offset, end)``, or of as many as one batch can span."""
-    last_delta = min(end - 1 - offset, _INT32_MAX)
-    header = plain_header(offset, 0, (-1, -1), 0, leader_epoch=-1)._replace(last_offset_delta=last_delta)
-    return [memoryview(seal(header, b""))]
-
 
 def _served(bucket: RemoteLog) -> dict[str, ServedTopic]:
     """The topics by name. Two topics of one name are left out with a warning: a name must mean one topic."""
@@ -295,13 +232,8 @@ def _served(bucket: RemoteLog) -> dict[str, ServedTopic]:
             _log.warning("several topics in the bucket have this name, none is served: topic=%s", topic)
             continue
         ((topic_id, partitions),) = by_id.items()
-        found[topic] = ServedTopic(name=topic, topic_id=_uuid_of(topic_id), partitions=tuple(sorted(partitions)))
+        found[topic] = ServedTopic(name=topic, topic_id=uuid_of(topic_id), partitions=tuple(sorted(partitions)))
     return found
-
-
-def _uuid_of(topic_id: str) -> uuid.UUID | None:
-    found = uuid.UUID(bytes=base64.urlsafe_b64decode(topic_id + "=="))
-    return found if found.int else None
 
 
 def _epochs(state: _State) -> LeaderEpochs:

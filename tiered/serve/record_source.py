@@ -1,7 +1,11 @@
-"""What the handlers need of a log: `RecordSource`. A bucket implements it (`tiered.serve.bucket_source`)."""
+"""What the handlers need of a log: `RecordSource`.
+
+A bucket implements it (`tiered.serve.bucket_source`), and a node (`tiered.serve.node.node_source`).
+"""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -11,6 +15,7 @@ from uuid import UUID
 from tiered.serve.file_range import FileRange
 
 if TYPE_CHECKING:
+    from local.errors import LogError
     from local.index.txn_index import AbortedTransaction
     from local.names import TopicPartition
     from local.records.isolation import Isolation
@@ -27,10 +32,22 @@ class ServedTopic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Leader:
+    """What Metadata states of a partition. Epoch None: unknown. With `error` the partition has no leader here.
+
+    `is_offline`: its log directory failed.
+    """
+
+    epoch: int | None = None
+    error: LogError | None = None
+    is_offline: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
     """Offsets of a partition at one moment: log start <= last stable <= high watermark, where the readable log ends.
 
-    `leader_epoch` is that of the newest record; None if it is unknown.
+    `leader_epoch` is that of the next record on a node, of the newest record in a bucket; None if it is unknown.
     """
 
     log_start_offset: int
@@ -56,7 +73,7 @@ class ReadBatches:
 
 
 class RecordSource(Protocol):
-    """Topics to read. Thread safe. All verbs but `watch` may wait for a disk or a store.
+    """Topics to read. Thread safe. All verbs but `watch` and `leaders` may wait for a disk or a store.
 
     Verbs on a partition raise NotFound if it does not exist, Unavailable, Corrupt and AccessDenied.
     """
@@ -67,6 +84,9 @@ class RecordSource(Protocol):
 
     def topics(self) -> Mapping[str, ServedTopic]:
         """All topics by name. Raises Unavailable, AccessDenied."""
+
+    def leaders(self, topic: ServedTopic) -> Mapping[int, Leader]:
+        """The leaders of a topic's partitions as known now; a missing one is this server, its epoch unknown."""
 
     def bounds(self, partition: TopicPartition) -> Bounds: ...
 
@@ -81,3 +101,9 @@ class RecordSource(Protocol):
 
     def watch(self, partitions: Collection[TopicPartition], notify: Callable[[], None]) -> AbstractContextManager[None]:
         """Within the block call `notify`, from any thread, after the bounds of one of `partitions` changed."""
+
+
+def uuid_of(topic_id: str) -> UUID | None:
+    """The topic id as Kafka's protocol has it; None for the zero id of a topic without one."""
+    found = UUID(bytes=base64.urlsafe_b64decode(topic_id + "=="))
+    return found if found.int else None

@@ -16,7 +16,7 @@ from local.records.isolation import Isolation
 from local.records.offset_spec import FoundOffset
 from tiered.serve.handlers.service import Call, Endpoint, Service
 from tiered.serve.read_pool import ReadPool
-from tiered.serve.record_source import Bounds, ReadBatches, ServedTopic
+from tiered.serve.record_source import Bounds, Leader, ReadBatches, ServedTopic
 
 T = TypeVar("T")
 ORDERS, SLOW = TopicPartition("orders", 0), TopicPartition("slow", 0)
@@ -39,6 +39,7 @@ class FakeSource:
         self.aborted: list[AbortedTransaction] = []
         self.found: FoundOffset | None = None
         self.topics_error: LogError | None = None
+        self.led: dict[str, Leader] = {}
         self.reads: list[tuple[TopicPartition, int, int]] = []
         self.watched: list[tuple[Collection[TopicPartition], Callable[[], None]]] = []
         self.on_watch: Callable[[], None] = lambda: None
@@ -50,6 +51,9 @@ class FakeSource:
             name.topic: ServedTopic(name=name.topic, topic_id=IDS.get(name.topic), partitions=(0,))
             for name in self.counts
         }
+
+    def leaders(self, topic: ServedTopic) -> Mapping[int, Leader]:
+        return {0: self.led[topic.name]} if topic.name in self.led else {}
 
     def bounds(self, partition: TopicPartition) -> Bounds:
         end = self.counts[partition]

@@ -24,6 +24,7 @@ import click
 
 from local.errors import Fenced, LogError
 from tiered.cli.errors import Exit, one_line, worst
+from tiered.cli.node.serve import NodeAddress
 from tiered.cli.options import GROUP, command, duration_ms, option
 from tiered.cli.progress import copy_progress
 from tiered.cli.session import Session, Stop, now_ms, stop_signals
@@ -81,6 +82,7 @@ def run(
     take_over: bool = option("--take-over", "Take the writer role back if another writer fenced this log."),
     ui: str | None = option("--ui [HOST]:PORT", "Serve the pages of 'tiered web' about this manager at this address."),
     access: AccessControl = GROUP,
+    kafka: NodeAddress = GROUP,
 ) -> int:
     """Clean, copy, drop, expire and delete as the policies decide, until a signal ends it."""
     if dry_run:
@@ -102,6 +104,7 @@ def run(
 
                     site = Site(worker.manager, now_ms)
                     stack.enter_context(serving_pages(session, "--ui", ui, site.answer, access))
+                stack.enter_context(kafka.serving(session, worker.manager))  # its end comes before the manager's
         except KeyboardInterrupt:
             if once or not stop.was_asked_once or stop.signal == signal.SIGINT:
                 raise

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
-from local.errors import InvalidRequest
 from tiered.cli.errors import Exit
 from tiered.cli.options import GROUP, command, duration_ms, option, size_bytes
 from tiered.cli.session import Session, stop_signals, store_options
 
 if TYPE_CHECKING:
+    from tiered.manager.manager import LogManager
     from tiered.read.bucket_reader import RemoteLog
-    from tiered.serve.handlers.service import Endpoint
 
 _LOOPBACK = "127.0.0.1"
 _CACHE_SIZE = "10GiB"
@@ -57,13 +58,33 @@ class _Address:
         "--without-authentication", "Allow an address that other machines can reach: every client may read."
     )
 
-    def check(self) -> None:
-        from tiered.web.http.server import is_loopback
 
-        if not self.is_open and not is_loopback(self.host):
-            raise click.UsageError(
-                "--host is not on loopback, and clients are not authenticated: add --without-authentication"
-            )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAddress:
+    """The address at which a node serves Kafka clients, and the one that they are given."""
+
+    listen: str | None = option("--kafka [HOST]:PORT", "Serve Kafka clients at this address; :9092 is loopback.")
+    advertised: str | None = option(
+        "--kafka-advertise HOST:PORT", "Give Kafka clients this address; default: the one to which they connected."
+    )
+    is_open: bool = option("--kafka-without-authentication", "Allow a --kafka address that other machines can reach.")
+
+    @contextmanager
+    def serving(self, session: Session, manager: LogManager) -> Iterator[None]:
+        """Serve Kafka clients within the block, if there is an address. Raises InvalidRequest for an unusable one."""
+        if self.listen is None:
+            yield
+            return
+        from tiered.serve.endpoint import check_permitted
+        from tiered.serve.node.endpoint import serving_node
+        from tiered.web.http.server import is_loopback, parse_address
+
+        host, port = parse_address(self.listen)
+        is_permitted = self.is_open or is_loopback(host)
+        check_permitted("--kafka", "--kafka-without-authentication", is_permitted=is_permitted)
+        with serving_node(manager, host, port, self.advertised) as server:
+            session.say("serving Kafka clients at {}:{}".format(*server.address))
+            yield
 
 
 @command("serve", example="serve --remote s3://my-bucket/logs --port 9092")
@@ -78,36 +99,25 @@ def serve(
     Consumers without a group read with any Kafka client. The process keeps nothing but its cache, and any number of
     them may serve one bucket. Neither a broker nor a node has to run.
     """
-    address.check()
+    from tiered.serve.endpoint import check_permitted, parse_endpoint
+    from tiered.web.http.server import is_loopback
+
+    is_permitted = address.is_open or is_loopback(address.host)
+    check_permitted("--host", "--without-authentication", is_permitted=is_permitted)
     refresh_ms = duration_ms("--refresh", refresh, "5s")
     session.set_up_logging(is_daemon=True)
     with stop_signals() as stop:
         from tiered.serve.bucket_source import BucketSource
+        from tiered.serve.endpoint import serving
         from tiered.serve.handlers.service import Service
-        from tiered.serve.server import KafkaServer
 
-        advertised = _parse_endpoint(address.advertised)
-        with bucket.open() as remote:
-            source = BucketSource(remote, time.monotonic, refresh_s=refresh_ms / 1000)
+        advertised = parse_endpoint("--advertise", address.advertised)
+        with (
+            bucket.open() as remote,
+            closing(BucketSource(remote, time.monotonic, refresh_s=refresh_ms / 1000)) as source,
+        ):
             count = len(source.topics())  # an unreachable bucket ends the start
-            server = KafkaServer(address.host, address.port, Service(source=source), advertised=advertised)
-            server.start()
-            try:
+            with serving(Service(source=source), address.host, address.port, advertised) as server:
                 session.say("serving {} topics to Kafka clients at {}:{} until Ctrl-C".format(count, *server.address))
                 stop.wait(None)
-            finally:
-                server.close()
-                source.close()
     return Exit.DONE
-
-
-def _parse_endpoint(text: str | None) -> Endpoint | None:
-    from tiered.serve.handlers.service import Endpoint
-
-    if text is None:
-        return None
-    host, colon, port = text.rpartition(":")
-    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 1 << 16
-    if not colon or not host or not is_port:
-        raise InvalidRequest("invalid --advertise", text=repr(text), expected="HOST:PORT, such as replica-1:9092")
-    return Endpoint(host=host.strip("[]"), port=int(port))

@@ -1,7 +1,8 @@
 """ApiVersions, Metadata and DescribeCluster: this server is the only broker and the leader of every partition.
 
-Metadata states no leader epoch (-1). Replicas of one bucket know manifests of different ages, so an epoch of one would
-make another refuse the client's next request (UNKNOWN_LEADER_EPOCH). Clients then skip the check of epochs.
+Metadata of a replica states no leader epoch (-1). Replicas of one bucket know manifests of different ages, so an epoch
+of one would make another refuse the client's next request (UNKNOWN_LEADER_EPOCH). Clients then skip the check of
+epochs. A node states its own; a partition that it cannot serve has no leader, as in Kafka.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 
 from local.errors import InvalidRequest, LogError
 from local.names import check_topic
-from tiered.serve.handlers.service import BROKER_ID, Call, Service, error_of
+from tiered.serve.handlers.service import Call, Service, error_of
 from tiered.serve.messages.base import NO_OPERATIONS, Error
 from tiered.serve.messages.cluster import (
     ApiVersionsRequest,
@@ -26,12 +27,14 @@ from tiered.serve.messages.cluster import (
     MetadataResponseTopic,
 )
 from tiered.serve.protocol import supported
-from tiered.serve.record_source import ServedTopic
+from tiered.serve.record_source import Leader, ServedTopic
 
 # Bits of kafka's `AclOperation`
 _TOPIC_OPERATIONS = 1 << 3 | 1 << 8  # READ, DESCRIBE
 _CLUSTER_OPERATIONS = 1 << 8
 _BROKERS = 1  # the endpoint type
+_NO_LEADER = -1
+_UNKNOWN = Leader()
 _INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 
@@ -50,15 +53,15 @@ async def metadata(service: Service, request: MetadataRequest, call: Call) -> Me
             failure = error_of(error, "all")
     operations = _TOPIC_OPERATIONS if request.include_topic_authorized_operations else NO_OPERATIONS
     if wants_all:
-        topics = [_described(topic, operations) for topic in known.values()]
+        topics = [_described(service, topic, operations) for topic in known.values()]
     elif failure is not Error.NONE:
         topics = [_failed(each, Error.KAFKA_STORAGE_ERROR) for each in request.topics or ()]
     else:
         topics = [_named(service, known, each, operations) for each in request.topics or ()]
     return MetadataResponse(
-        brokers=(MetadataResponseBroker(node_id=BROKER_ID, host=call.endpoint.host, port=call.endpoint.port),),
+        brokers=(MetadataResponseBroker(node_id=service.broker_id, host=call.endpoint.host, port=call.endpoint.port),),
         cluster_id=service.source.cluster_id,
-        controller_id=BROKER_ID,
+        controller_id=service.broker_id,
         topics=tuple(topics),
         cluster_authorized_operations=(
             _CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NO_OPERATIONS
@@ -75,8 +78,8 @@ async def describe_cluster(service: Service, request: DescribeClusterRequest, ca
         )
     return DescribeClusterResponse(
         cluster_id=service.source.cluster_id,
-        controller_id=BROKER_ID,
-        brokers=(DescribeClusterBroker(broker_id=BROKER_ID, host=call.endpoint.host, port=call.endpoint.port),),
+        controller_id=service.broker_id,
+        brokers=(DescribeClusterBroker(broker_id=service.broker_id, host=call.endpoint.host, port=call.endpoint.port),),
         cluster_authorized_operations=(
             _CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NO_OPERATIONS
         ),
@@ -91,7 +94,7 @@ def _named(
         name = service.names_by_id.get(topic_id)
     topic = known.get(name) if name is not None else None
     if topic is not None:
-        return _described(topic, operations)
+        return _described(service, topic, operations)
     return _failed(requested, Error.UNKNOWN_TOPIC_ID if requested.name is None else _missing(requested.name))
 
 
@@ -107,15 +110,25 @@ def _failed(requested: MetadataRequestTopic, error: Error) -> MetadataResponseTo
     return MetadataResponseTopic(error_code=error, name=requested.name, topic_id=requested.topic_id)
 
 
-def _described(topic: ServedTopic, operations: int) -> MetadataResponseTopic:
-    here = (BROKER_ID,)
+def _described(service: Service, topic: ServedTopic, operations: int) -> MetadataResponseTopic:
+    leaders = service.source.leaders(topic)
     return MetadataResponseTopic(
         name=topic.name,
         topic_id=topic.topic_id,
         is_internal=topic.name in _INTERNAL,
-        partitions=tuple(
-            MetadataResponsePartition(partition_index=number, leader_id=BROKER_ID, replica_nodes=here, isr_nodes=here)
-            for number in topic.partitions
-        ),
+        partitions=tuple(_led(service, number, leaders.get(number, _UNKNOWN)) for number in topic.partitions),
         topic_authorized_operations=operations,
+    )
+
+
+def _led(service: Service, number: int, leader: Leader) -> MetadataResponsePartition:
+    here = (service.broker_id,)
+    return MetadataResponsePartition(
+        error_code=Error.NONE if leader.error is None else Error.LEADER_NOT_AVAILABLE,
+        partition_index=number,
+        leader_id=service.broker_id if leader.error is None else _NO_LEADER,
+        leader_epoch=-1 if leader.epoch is None else leader.epoch,
+        replica_nodes=here,
+        isr_nodes=here,
+        offline_replicas=here if leader.is_offline else (),
     )

@@ -11,14 +11,14 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 from uuid import UUID
 
-from local.errors import Corrupt, InvalidRequest, LogError, NotFound, OffsetOutOfRange
+from local.errors import Corrupt, Fenced, InvalidRequest, LogError, NotFound, OffsetOutOfRange
 from local.names import TopicPartition
 from tiered.serve.messages.base import Api, Error, Versions
 from tiered.serve.protocol import SERVED
 from tiered.serve.read_pool import ReadPool
 from tiered.serve.record_source import Bounds, RecordSource, ServedTopic
 
-BROKER_ID = 0  # the only one: a replica knows no other
+BROKER_ID = 0  # of a replica, which knows no other
 READ_WAIT_S = 0.5  # a slow read of one partition delays a response no longer
 RESPONSE_BYTES_MAX = 32 << 20
 UNSENT_BYTES_MAX = 256 << 20  # of the responses of all connections, up to LEAST_BYTES more for each connection
@@ -127,6 +127,7 @@ class Service:
     groups: object | None = None
     transactions: object | None = None
     security: object | None = None
+    broker_id: int = BROKER_ID
     pool: ReadPool = field(default_factory=ReadPool)
     bounds: dict[TopicPartition, Bounds] = field(default_factory=dict)
     known_topics: Mapping[str, ServedTopic] | None = None
@@ -172,6 +173,8 @@ def error_of(error: BaseException, where: object) -> Error:
             return Error.INVALID_REQUEST
         case NotFound():
             return Error.UNKNOWN_TOPIC_OR_PARTITION
+        case Fenced():
+            return Error.NOT_LEADER_OR_FOLLOWER  # another node took the partition over
         case Corrupt():
             _log.error("cannot serve a partition: partition=%s error=%s", where, error)
             return Error.CORRUPT_MESSAGE

@@ -60,6 +60,7 @@ class MetadataResponsePartition:
     leader_epoch: int = -1
     replica_nodes: tuple[int, ...]
     isr_nodes: tuple[int, ...]
+    offline_replicas: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

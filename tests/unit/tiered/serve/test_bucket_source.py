@@ -18,7 +18,8 @@ from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog
 from tiered.read.partition_source import PartitionSource
 from tiered.serve import bucket_source
-from tiered.serve.bucket_source import STREAMS_MAX, BucketSource
+from tiered.serve.bucket_source import BucketSource
+from tiered.serve.open_streams import STREAMS_MAX, Stream, gap
 
 UNCOMMITTED, COMMITTED = Isolation.READ_UNCOMMITTED, Isolation.READ_COMMITTED
 
@@ -105,12 +106,12 @@ def test_a_manifest_that_ends_earlier_during_a_read_makes_no_empty_batch(
 def test_a_consumer_that_reads_on_uses_one_stream(bucket: RemoteLog, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[int] = []
 
-    class CountedStream(bucket_source._Stream):
+    class CountedStream(Stream):
         def __init__(self, runs: Generator[memoryview], offset: int) -> None:
             opened.append(offset)
             super().__init__(runs, offset)
 
-    monkeypatch.setattr(bucket_source, "_Stream", CountedStream)
+    monkeypatch.setattr(bucket_source, "Stream", CountedStream)
     source, name = BucketSource(bucket, Clock()), TopicPartition("plain", 0)
     assert len(_read_all(source, name, UNCOMMITTED, 700)) == 400
     assert opened == [0]
@@ -232,16 +233,14 @@ def test_a_deleted_topic_ends_and_a_new_one_of_its_name_is_found() -> None:
 
 
 def test_offsets_without_records_at_the_end_are_one_empty_batch() -> None:
-    from tiered.serve.bucket_source import _gap
-
-    (run,) = _gap(70, 100)
+    (run,) = gap(70, 100)
     header = read_header(run)
     assert header is not None
     assert (header.base_offset, header.last_offset, header.record_count, header.producer_id) == (70, 99, 0, -1)
     table = kernels.scan_batches(run, verify=True)
     assert (len(table), table.problem) == (1, None)
     assert len(kernels.decode_columns(run, verify=True)) == 0
-    (run,) = _gap(0, 2**40)
+    (run,) = gap(0, 2**40)
     assert read_header(run).last_offset == 2**31 - 1  # type: ignore[union-attr]
 
 

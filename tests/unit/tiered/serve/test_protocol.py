@@ -98,6 +98,15 @@ RESPONSES = {
                 topic_id=UUID(int=7),
                 partitions=(
                     MetadataResponsePartition(partition_index=0, leader_id=0, replica_nodes=(0,), isr_nodes=(0,)),
+                    MetadataResponsePartition(
+                        error_code=Error.LEADER_NOT_AVAILABLE,
+                        partition_index=1,
+                        leader_id=-1,
+                        leader_epoch=4,
+                        replica_nodes=(0,),
+                        isr_nodes=(0,),
+                        offline_replicas=(0,),
+                    ),
                 ),
             ),
             MetadataResponseTopic(name=None, topic_id=UUID(int=8), error_code=Error.UNKNOWN_TOPIC_ID),

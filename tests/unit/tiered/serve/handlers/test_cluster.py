@@ -22,6 +22,7 @@ from tiered.serve.messages.cluster import (
     MetadataRequestTopic,
     MetadataResponse,
 )
+from tiered.serve.record_source import Leader
 
 HERE = Call(version=13, endpoint=Endpoint(host="replica", port=9092))
 
@@ -43,6 +44,18 @@ def test_all_topics_with_this_server_as_leader() -> None:
     (partition,) = found.topics[0].partitions
     assert (partition.leader_id, partition.replica_nodes, partition.isr_nodes) == (0, (0,), (0,))
     assert partition.leader_epoch == -1, "replicas must not fence each other's clients"
+
+
+def test_a_node_states_its_epochs_and_the_partitions_without_a_leader() -> None:
+    source = FakeSource(orders=1, slow=2)
+    source.led["orders"] = Leader(epoch=7)
+    found = described(source).topics[0].partitions[0]
+    assert (found.leader_id, found.leader_epoch, found.offline_replicas) == (0, 7, ())
+    for is_offline, replicas in ((True, (0,)), (False, ())):
+        source.led["orders"] = Leader(error=Unavailable("out of reach"), is_offline=is_offline)
+        found = described(source).topics[0].partitions[0]
+        assert (found.error_code, found.leader_id) == (Error.LEADER_NOT_AVAILABLE, -1)
+        assert (found.replica_nodes, found.offline_replicas) == ((0,), replicas)
 
 
 def test_an_empty_list_means_all_topics_in_version_0_only() -> None:

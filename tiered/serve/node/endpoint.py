@@ -1,0 +1,26 @@
+"""The Kafka endpoint of a running node: the parts of its `Service` over one `LogManager`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from tiered.manager.manager import LogManager
+from tiered.serve.endpoint import parse_endpoint, serving
+from tiered.serve.handlers.service import Service
+from tiered.serve.node.node_source import NodeSource
+from tiered.serve.server import KafkaServer
+
+
+@contextmanager
+def serving_node(manager: LogManager, host: str, port: int, advertised: str | None = None) -> Iterator[KafkaServer]:
+    """Serve the node's topics within the block, which must end before the manager is closed.
+
+    Order at the end: the listener and all connections are closed, then the streams of the readers. A request at work
+    gets no response; its client sends it again after the next start. Raises InvalidRequest for an unusable address.
+    """
+    address = parse_endpoint("--kafka-advertise", advertised)
+    with closing(NodeSource(manager)) as source:
+        service = Service(source=source, broker_id=source.broker_id)
+        with serving(service, host, port, address) as server:
+            yield server
