@@ -10,7 +10,6 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from local.facts import SegmentInfo
@@ -126,8 +125,8 @@ class PartitionFigures:
 
     @cached_property
     def coverage(self) -> Coverage:
-        entries = ((entry.base_offset, entry.next_offset) for entry in self.committed)
-        return Coverage.of(chain(entries, *(page.ranges() for page in self.pages)))
+        entries = [(entry.base_offset, entry.next_offset) for entry in self.committed]
+        return Coverage.of([*entries, *(each for page in self.pages for each in page.ranges())])
 
     @cached_property
     def named_keys(self) -> frozenset[str]:
@@ -158,6 +157,9 @@ class PartitionFigures:
         return segment.is_empty or self.is_committed(retained_from, segment.next_offset)
 
 
+_FIGURES = tuple(each.name for each in fields(PartitionFigures))
+
+
 @dataclass(frozen=True, kw_only=True)
 class PartitionSnapshot(PartitionFigures):
     """One partition, as plans need it. `stable_offset` (LSO) bounds copying and cleaning."""
@@ -167,8 +169,8 @@ class PartitionSnapshot(PartitionFigures):
 
     @classmethod
     def of(cls, figures: PartitionFigures, *, stable_offset: int, may_clean: bool = True) -> PartitionSnapshot:
-        known = {each.name: getattr(figures, each.name) for each in fields(PartitionFigures)}
-        return cls(**known, stable_offset=stable_offset, may_clean=may_clean)
+        known = vars(figures)
+        return cls(**{name: known[name] for name in _FIGURES}, stable_offset=stable_offset, may_clean=may_clean)
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,6 +261,7 @@ class LogReader:
 
     def __init__(self, state: LogState) -> None:
         self._state = state
+        self._infos: tuple[LogView, object, tuple[SegmentInfo, ...]] | None = None  # of the last call of `segments`
 
     # -- segments and transactions -------------------------------------------------------------------------------
 
@@ -271,7 +272,16 @@ class LogReader:
         call reads 61 bytes of each. Without `with_times` no time is read, and largest timestamps are None.
         """
         cleaner_offset = self._state.cleaner_offset
-        return self._retrying(lambda view: view.infos(cleaner_offset, first_times_from, with_times=with_times))
+
+        def read(view: LogView) -> tuple[SegmentInfo, ...]:
+            known, key = self._infos, (cleaner_offset, first_times_from, with_times)
+            if known is not None and known[0] is view and known[1] == key:
+                return known[2]  # most logs are idle: no append, roll or removal has replaced the view
+            infos = view.infos(cleaner_offset, first_times_from, with_times=with_times)
+            self._infos = view, key, infos
+            return infos
+
+        return self._retrying(read)
 
     def segment(self, base_offset: int) -> Segment:
         """Return the segment with exactly this base. Raises NotFound."""

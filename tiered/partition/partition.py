@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 from local.errors import DiskFailed, Diverged, Fenced, LogError, NotFound, RemoteLost, Unavailable
 from local.facts import SegmentInfo
@@ -35,6 +36,7 @@ from tiered.read.partition_source import PartitionSource
 from tiered.read.view_places import LocalViews
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T", bound=PartitionFigures)
 
 OLDEST_PAGES_MAX = 2  # manifest pages with the oldest entries that one maintenance run reads for expiry
 ENABLE = "remote.storage.enable"
@@ -108,9 +110,9 @@ class Partition:
     @property
     def tier_state(self) -> TierState:
         """The state of the remote tier at this moment, with the facts of the commit protocol."""
-        metadata, manifest = self.metadata, self.manifest()
+        manifest = self.manifest()
         return self.tier.seen(
-            is_fenced=metadata is not None and metadata.state is WriterState.FENCED,
+            is_fenced=self._is_fenced,
             has_commit_in_doubt=self.has_commit_in_doubt,
             is_disabled=manifest is not None
             and (manifest.tier_disabled or (self.rules.gives_up_remote and not manifest.has_entries)),
@@ -123,7 +125,12 @@ class Partition:
     @property
     def is_writer(self) -> bool:
         """Whether this process is the partition's writer, and the two tiers agree."""
-        return self.tier_state in WRITING
+        # A writer in doubt or with a disabled tier is a writer: only the third fact of `tier_state` matters.
+        return self.tier.seen(is_fenced=self._is_fenced, has_commit_in_doubt=False, is_disabled=False) in WRITING
+
+    @property
+    def _is_fenced(self) -> bool:
+        return self.metadata is not None and self.metadata.state is WriterState.FENCED
 
     @property
     def is_deleted(self) -> bool:
@@ -278,21 +285,30 @@ class Partition:
         asks_first_times = self.rules.cleanup_compact and self.rules.max_compaction_lag_ms is not None
         first_times_from = (self.log.cleaner_offset or 0) if asks_first_times else None
         manifest = self.reconciled_manifest()
-        figures = self._figures(now_ms, manifest, partial(self.log.segments, first_times_from=first_times_from))
-        snapshot = PartitionSnapshot.of(figures, stable_offset=self.log.last_stable_offset, may_clean=may_clean)
+        snapshot = self._figures(
+            partial(PartitionSnapshot, stable_offset=self.log.last_stable_offset, may_clean=may_clean),
+            now_ms,
+            manifest,
+            partial(self.log.segments, first_times_from=first_times_from),
+        )
         if manifest is None or not snapshot.pages or not (may_ask or known):
             return snapshot
         return self._with_oldest_rows(snapshot, manifest, known, may_ask=may_ask)
 
     def figures(self, now_ms: int) -> PartitionFigures:
         """The facts of both tiers for `tiered.partition.partition_status`, without a read of the log."""
-        return self._figures(now_ms, self.reconciled_manifest(), partial(self.log.segments, with_times=False))
+        read_segments = partial(self.log.segments, with_times=False)
+        return self._figures(PartitionFigures, now_ms, self.reconciled_manifest(), read_segments)
 
     def _figures(
-        self, now_ms: int, manifest: Manifest | None, read_segments: Callable[[], tuple[SegmentInfo, ...]]
-    ) -> PartitionFigures:
+        self,
+        build: Callable[..., T],
+        now_ms: int,
+        manifest: Manifest | None,
+        read_segments: Callable[[], tuple[SegmentInfo, ...]],
+    ) -> T:
         pending_deletes, pending_page_deletes = self.ahead.judged(manifest, now_ms) if manifest else ((), ())
-        return PartitionFigures(
+        return build(
             partition=self.name,
             rules=self.rules,
             now_ms=now_ms,

@@ -38,6 +38,24 @@ def test_a_batch_larger_than_the_read_buffers_is_read_whole() -> None:
     assert kernels.scan_batches(log.read(1, 1)).problem is None
 
 
+def test_facts_of_segments_are_read_again_only_after_a_change() -> None:
+    log = open_log(ModelDisk(), LogSettings(segment_bytes=2000))
+    fill(log, 300)
+    before = log.segments()
+    assert log.segments() is before
+    assert log.segments(with_times=False)[0].max_timestamp_ms is None
+    log.append([Record(b"k", b"newest", 10**12)], now_ms=10**12)
+    appended = log.segments()
+    assert (appended[-1].next_offset, appended[-1].max_timestamp_ms) == (301, 10**12)
+    log.set_cleaner_offset(before[1].base_offset)
+    assert [each.is_clean for each in log.segments()[:2]] == [True, False]
+    log.roll(now_ms=10**12)
+    assert len(log.segments()) == len(appended) + 1
+    log.raise_log_start(before[2].base_offset)
+    log.drop_before(before[2].base_offset, now_ms=10**12, delay_ms=0, raises_log_start=False)
+    assert log.segments()[0].base_offset == before[2].base_offset
+
+
 @pytest.mark.parametrize("start", [0, 1, 5, 10, 137, 299, 300])
 def test_a_stream_returns_every_record_from_its_start_once(start: int) -> None:
     log = open_log(ModelDisk())
