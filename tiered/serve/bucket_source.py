@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from local.index.txn_index import AbortedTransaction
     from local.records.offset_spec import FoundOffset
 
+Notify = Callable[[TopicPartition], None]
 REFRESH_S = 5.0
 LIST_S = 60.0
 REFRESHES_AT_ONCE = 8
@@ -65,7 +66,7 @@ class BucketSource:
         self._listed_s: float | None = None
         self._listing = threading.Lock()
         self._streams = OpenStreams()
-        self._watches: dict[object, tuple[Collection[TopicPartition], Callable[[], None]]] = {}
+        self._watches: dict[object, tuple[Collection[TopicPartition], Notify]] = {}
         self._is_closed = threading.Event()
         self._refresher: threading.Thread | None = None
 
@@ -133,7 +134,7 @@ class BucketSource:
             return _epochs(state).entries
 
     @contextmanager
-    def watch(self, partitions: Collection[TopicPartition], notify: Callable[[], None]) -> Iterator[None]:
+    def watch(self, partitions: Collection[TopicPartition], notify: Notify) -> Iterator[None]:
         key = object()
         with self._lock:
             self._watches[key] = partitions, notify
@@ -151,9 +152,10 @@ class BucketSource:
         flags = side_by_side(self._has_news, list(partitions), threads=REFRESHES_AT_ONCE, name="tiered-refresh")
         changed = {each for each, has_news in zip(partitions, flags, strict=True) if has_news}
         with self._lock:
-            calls = [notify for watched, notify in self._watches.values() if not changed.isdisjoint(watched)]
-        for call in calls:
-            call()
+            calls = [(notify, changed.intersection(watched)) for watched, notify in self._watches.values()]
+        for notify, names in calls:
+            for name in names:
+                notify(name)
 
     def close(self) -> None:
         self._is_closed.set()

@@ -99,7 +99,9 @@ class RecordSource(Protocol):
     def epochs(self, partition: TopicPartition) -> Sequence[tuple[int, int]]:
         """(leader epoch, start offset), both strictly ascending."""
 
-    def watch(self, partitions: Collection[TopicPartition], notify: Callable[[], None]) -> AbstractContextManager[None]:
+    def watch(
+        self, partitions: Collection[TopicPartition], notify: Callable[[TopicPartition], None]
+    ) -> AbstractContextManager[None]:
         """Within the block call `notify`, from any thread, after the bounds of one of `partitions` changed."""
 
 

@@ -41,7 +41,7 @@ class FakeSource:
         self.topics_error: LogError | None = None
         self.led: dict[str, Leader] = {}
         self.reads: list[tuple[TopicPartition, int, int]] = []
-        self.watched: list[tuple[Collection[TopicPartition], Callable[[], None]]] = []
+        self.watched: list[tuple[Collection[TopicPartition], Callable[[TopicPartition], None]]] = []
         self.on_watch: Callable[[], None] = lambda: None
 
     def topics(self) -> Mapping[str, ServedTopic]:
@@ -84,7 +84,7 @@ class FakeSource:
         return (2, 0), (5, 40)
 
     @contextmanager
-    def watch(self, partitions: Collection[TopicPartition], notify: Callable[[], None]) -> Iterator[None]:
+    def watch(self, partitions: Collection[TopicPartition], notify: Callable[[TopicPartition], None]) -> Iterator[None]:
         self.watched.append((partitions, notify))
         self.on_watch()
         try:
@@ -96,7 +96,7 @@ class FakeSource:
         self.counts[partition] += count
         for partitions, notify in self.watched:
             if partition in partitions:
-                notify()
+                notify(partition)
 
 
 def run(source: FakeSource, work: Callable[[Service], Coroutine[object, object, T]]) -> T:

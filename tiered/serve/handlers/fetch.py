@@ -4,18 +4,18 @@
 |---|---|
 | `partition_max_bytes` | of one partition; its first batch may be larger |
 | `max_bytes`, `Load` | of the response; the first batch in it may be larger (KIP-74) |
-| `min_bytes`, `max_wait_ms` | the response waits until it has as many bytes, an error, or the time is over |
+| `min_bytes`, `max_wait_ms` | the response waits until it has as many bytes, a read failed, or the time is over |
 | READ_WAIT_S | with a shorter `max_wait_ms` the response waits this long for its reads |
 
-A read that is late does not delay the response: it continues, and the next fetch at the same offset joins it.
-
-There are no fetch sessions: every response has the session id 0, as Kafka's has if all its session slots are in use.
+A read that is late does not delay the response: it continues, and the next fetch at the same offset joins it. While
+the response waits, only partitions with news are read again. A partition that does not exist ends no wait, as in Kafka.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping
+import threading
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,117 +24,144 @@ from uuid import UUID
 from local.errors import LogError, NotFound
 from local.names import TopicPartition
 from local.records.isolation import Isolation
+from tiered.serve.handlers.fetch_sessions import Requested
 from tiered.serve.handlers.offsets import isolation_of
 from tiered.serve.handlers.service import READ_WAIT_S, Call, Service, epoch_error, error_of, served_partition
 from tiered.serve.messages.base import Error
 from tiered.serve.messages.fetch import (
     AbortedTransaction,
-    FetchableTopicResponse,
     FetchPartition,
     FetchRequest,
     FetchResponse,
-    FetchTopic,
     PartitionData,
 )
 from tiered.serve.record_source import Bounds, ReadBatches, ServedTopic
 
 WAIT_S_MAX = 60.0
+_TOPIC_IDS_SINCE = 13  # the first version of Fetch that names topics by their ids
 READS_AT_ONCE = 8  # of one request
-_FINAL_EPOCH, _FIRST_EPOCH = -1, 0
 
 
 @dataclass(slots=True)
 class _Wanted:
     """One requested partition. `partition` is None if it is not served; `error` is the answer so far."""
 
-    requested: FetchPartition
+    place: Requested
     partition: TopicPartition | None
     error: Error = Error.NONE
     found: ReadBatches | None = None
 
+    @property
+    def requested(self) -> FetchPartition:
+        return self.place.fetch
+
+
+class _News:
+    """The partitions that changed since the last `take`. Called from any thread; `take` and `wait` in the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._partitions: set[TopicPartition] = set()
+        self._has_some = asyncio.Event()
+
+    def __call__(self, partition: TopicPartition) -> None:
+        with self._lock:
+            is_first = not self._partitions
+            self._partitions.add(partition)
+        if is_first:  # one wake-up of the loop, however many appends come before it
+            with suppress(RuntimeError):  # the loop was closed
+                self._loop.call_soon_threadsafe(self._has_some.set)
+
+    def take(self) -> set[TopicPartition]:
+        self._has_some.clear()
+        with self._lock:
+            taken, self._partitions = self._partitions, set()
+        return taken
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Whether there are news before the time is over."""
+        try:
+            await asyncio.wait_for(self._has_some.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
 
 async def fetch(service: Service, request: FetchRequest, call: Call) -> FetchResponse:
-    if request.session_id != 0 or request.session_epoch not in (_FINAL_EPOCH, _FIRST_EPOCH):
-        return FetchResponse(error_code=Error.FETCH_SESSION_ID_NOT_FOUND)
+    now_ms = asyncio.get_running_loop().time() * 1000
+    opened = service.sessions.open(request, uses_topic_ids=call.version >= _TOPIC_IDS_SINCE, now_ms=now_ms)
+    if isinstance(opened, Error):
+        return FetchResponse(error_code=opened)
     try:
         topics, names, failure = await service.topics(), service.names_by_id, None
     except LogError as error:
         error_of(error, "all")
         topics, names, failure = {}, {}, Error.KAFKA_STORAGE_ERROR
-    wanted = [[*_wanted(topics, names, failure, topic)] for topic in request.topics]
-    await _read_until_enough(service, request, [each for of_topic in wanted for each in of_topic])
+    wanted = [_wanted(topics, names, failure, each) for each in opened.requested]
+    await _read_until_enough(service, request, wanted)
     is_committed = isolation_of(request.isolation_level) is Isolation.READ_COMMITTED
-    responses = [
-        FetchableTopicResponse(
-            topic=topic.topic,
-            topic_id=topic.topic_id,
-            partitions=tuple(_answer(service, each, is_committed=is_committed) for each in of_topic),
-        )
-        for topic, of_topic in zip(request.topics, wanted, strict=True)
-    ]
-    return FetchResponse(responses=tuple(responses))
+    return opened.response([(each.place, _answer(service, each, is_committed=is_committed)) for each in wanted])
 
 
 def _wanted(
-    topics: Mapping[str, ServedTopic], names: Mapping[UUID, str], failure: Error | None, topic: FetchTopic
-) -> Iterator[_Wanted]:
-    name, missing = topic.topic, failure or Error.UNKNOWN_TOPIC_OR_PARTITION
-    if topic.topic is None:
-        name = None if topic.topic_id is None else names.get(topic.topic_id)
+    topics: Mapping[str, ServedTopic], names: Mapping[UUID, str], failure: Error | None, place: Requested
+) -> _Wanted:
+    name, missing = place.topic, failure or Error.UNKNOWN_TOPIC_OR_PARTITION
+    if not isinstance(name, str):
+        name = None if name is None else names.get(name)
         missing = missing if failure or name is not None else Error.UNKNOWN_TOPIC_ID
-    for requested in topic.partitions:
-        partition = served_partition(topics, name, requested.partition)
-        yield _Wanted(requested, partition, Error.NONE if partition is not None else missing)
+    partition = served_partition(topics, name, place.fetch.partition)
+    return _Wanted(place, partition, Error.NONE if partition is not None else missing)
 
 
 async def _read_until_enough(service: Service, request: FetchRequest, wanted: list[_Wanted]) -> None:
-    """Read all partitions, again after news of one, until there is enough to answer."""
+    """Read all partitions, and those with news again, until there is enough to answer."""
     loop = asyncio.get_running_loop()
     wait_s = min(max(request.max_wait_ms, 0) / 1000, WAIT_S_MAX)
     deadline_s = loop.time() + wait_s
-    readable = [each for each in wanted if each.partition is not None]
-    news = asyncio.Event()
+    readable = due = [each for each in wanted if each.partition is not None]
+    news = _News(loop)
     with ExitStack() as stack:
         if wait_s and readable:
             # Before the first read: news between a read and the wait are not lost.
             names = {each.partition for each in readable if each.partition is not None}
-            stack.enter_context(service.source.watch(names, partial(_notify, loop, news)))
+            stack.enter_context(service.source.watch(names, news))
         while True:
-            news.clear()
-            await _read_all(service, request, readable, max(deadline_s, loop.time() + READ_WAIT_S))
+            await _read_all(service, request, readable, due, max(deadline_s, loop.time() + READ_WAIT_S))
             size_bytes = sum(each.found.size_bytes for each in readable if each.found is not None)
-            remaining_s = deadline_s - loop.time()
-            is_enough = size_bytes >= request.min_bytes or any(each.error is not Error.NONE for each in wanted)
-            if is_enough or remaining_s <= 0 or not readable:
+            is_enough = size_bytes >= request.min_bytes or any(each.error is not Error.NONE for each in readable)
+            if is_enough or not readable:
                 return
-            try:
-                await asyncio.wait_for(news.wait(), remaining_s)
-            except TimeoutError:
-                return
+            due = []
+            while not due:
+                remaining_s = deadline_s - loop.time()
+                if remaining_s <= 0 or not await news.wait(remaining_s):
+                    return
+                changed = news.take()
+                due = [each for each in readable if each.partition in changed]
 
 
-def _notify(loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
-    with suppress(RuntimeError):  # the loop was closed
-        loop.call_soon_threadsafe(news.set)
-
-
-async def _read_all(service: Service, request: FetchRequest, readable: list[_Wanted], deadline_s: float) -> None:
-    """Read in the order of the request, several at once, within the bytes of the response.
+async def _read_all(
+    service: Service, request: FetchRequest, readable: list[_Wanted], due: list[_Wanted], deadline_s: float
+) -> None:
+    """Read the `due` ones in the order of the request, several at once, within the bytes of the response.
 
     A read reserves its limit, and returns the rest when it ends. Reads that are late at `deadline_s` are left running.
     """
     loop, isolation = asyncio.get_running_loop(), isolation_of(request.isolation_level)
-    remaining = bytes_max = max(1, min(request.max_bytes, service.load.response_bytes_max))
-    waiting = iter(readable)
+    for each in due:
+        each.found = None
+    bytes_max = max(1, min(request.max_bytes, service.load.response_bytes_max))
+    remaining = bytes_max - sum(each.found.size_bytes for each in readable if each.found is not None)
+    waiting = iter(due)
     pending: dict[asyncio.Future[ReadBatches], tuple[list[_Wanted], int]] = {}
-    for partition in readable:
-        partition.found = None
     while True:
-        while remaining > 0 and len(pending) < READS_AT_ONCE and (each := next(waiting, None)) is not None:
-            limit = max(1, min(each.requested.partition_max_bytes, remaining))
-            read = _started(service, each, isolation, limit)
+        while remaining > 0 and len(pending) < READS_AT_ONCE and (next_one := next(waiting, None)) is not None:
+            limit = max(1, min(next_one.requested.partition_max_bytes, remaining))
+            read = _started(service, next_one, isolation, limit)
             same = pending.setdefault(read, ([], limit))
-            same[0].append(each)
+            same[0].append(next_one)
             remaining -= limit if len(same[0]) == 1 else 0
         if not pending:
             break

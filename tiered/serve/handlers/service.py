@@ -13,6 +13,7 @@ from uuid import UUID
 
 from local.errors import Corrupt, Fenced, InvalidRequest, LogError, NotFound, OffsetOutOfRange
 from local.names import TopicPartition
+from tiered.serve.handlers.fetch_sessions import FetchSessions
 from tiered.serve.messages.base import Api, Error, Versions
 from tiered.serve.protocol import SERVED
 from tiered.serve.read_pool import ReadPool
@@ -133,6 +134,7 @@ class Service:
     known_topics: Mapping[str, ServedTopic] | None = None
     names_by_id: dict[UUID, str] = field(default_factory=dict)  # of `known_topics`
     load: Load = field(default_factory=Load)
+    sessions: FetchSessions = field(default_factory=FetchSessions)
     apis: Mapping[int, Versions] = field(init=False)  # that this server answers
 
     def __post_init__(self) -> None:

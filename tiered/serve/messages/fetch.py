@@ -28,6 +28,15 @@ class FetchTopic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForgottenTopic:
+    """Partitions that leave a fetch session; the topic as in `FetchTopic`."""
+
+    topic: str | None = None
+    topic_id: UUID | None = None
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRequest:
     max_wait_ms: int
     min_bytes: int
@@ -36,6 +45,7 @@ class FetchRequest:
     session_id: int = 0
     session_epoch: int = -1
     topics: tuple[FetchTopic, ...]
+    forgotten_topics_data: tuple[ForgottenTopic, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

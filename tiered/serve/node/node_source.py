@@ -41,7 +41,7 @@ from tiered.serve.record_source import Bounds, Leader, ReadBatches, ServedTopic,
 if TYPE_CHECKING:
     from tiered.node.topic_registry import Topic
 
-Notify = Callable[[], None]
+Notify = Callable[[TopicPartition], None]
 _log = logging.getLogger(__name__)
 
 
@@ -211,7 +211,7 @@ class _Watchers:
     def _call(self, partition: TopicPartition) -> None:
         for notify in self._of.get(partition, ()):
             try:
-                notify()
+                notify(partition)
             except Exception:  # noqa: BLE001 - it must not fail the append
                 _log.exception("cannot wake a reader: partition=%s", partition)
 

@@ -177,7 +177,10 @@ def test_a_watch_is_notified_only_of_its_partitions_and_only_of_news() -> None:
         source, calls = BucketSource(RemoteLog(world.store), Clock(), refresh_s=1e6), list[str]()
         source.bounds(NAME)
         other = TopicPartition("other", 0)
-        with source.watch([NAME], lambda: calls.append("t")), source.watch([other], lambda: calls.append("other")):
+        with (
+            source.watch([NAME], lambda name: calls.append("t")),
+            source.watch([other], lambda name: calls.append("other")),
+        ):
             source.refresh([NAME])
             assert calls == []
             _grow(manager, 100)

@@ -140,13 +140,38 @@ def test_a_bucket_that_cannot_be_listed_is_an_error_that_clients_retry() -> None
     assert found.error_code is Error.KAFKA_STORAGE_ERROR
 
 
-@pytest.mark.parametrize(("session_id", "epoch"), [(7, 1), (0, 1), (7, -1)])
-def test_a_fetch_session_is_refused_and_never_offered(session_id: int, epoch: int) -> None:
-    asked = request(("orders", 0), session_id=session_id, session_epoch=epoch)
-    refused = run(FakeSource(orders=1), lambda service: fetch(service, asked, CALL))
-    assert (refused.error_code, refused.session_id) == (Error.FETCH_SESSION_ID_NOT_FOUND, 0)
-    begun = run(FakeSource(orders=1), lambda service: fetch(service, request(("orders", 0), session_epoch=0), CALL))
-    assert (begun.error_code, begun.session_id) == (Error.NONE, 0)
+def test_only_partitions_with_news_are_read_again() -> None:
+    source = FakeSource(orders=3, slow=3)
+
+    async def work(service: Service) -> FetchResponse:
+        asked = request(("orders", 3), ("slow", 3), max_wait_ms=60_000, min_bytes=2 * BATCH)
+        fetching_now = asyncio.create_task(fetch(service, asked, CALL))
+        while len(source.reads) < 2:
+            await asyncio.sleep(0)
+        source.extend(ORDERS, 1)
+        while len(source.reads) < 3:
+            await asyncio.sleep(0)
+        source.extend(SLOW, 1)
+        return await fetching_now
+
+    assert [offsets(each) for each in parts(run(source, work))] == [[3], [3]]
+    assert [name for name, *_ in source.reads] == [ORDERS, SLOW, ORDERS, SLOW]
+
+
+def test_an_unknown_topic_does_not_end_the_wait_of_the_others() -> None:
+    source = FakeSource(orders=3)
+
+    async def work(service: Service) -> FetchResponse:
+        asked = request(("nope", 0), ("orders", 3), max_wait_ms=60_000)
+        fetching_now = asyncio.create_task(fetch(service, asked, CALL))
+        while not source.reads:
+            await asyncio.sleep(0)
+        assert not fetching_now.done()
+        source.extend(ORDERS, 1)
+        return await fetching_now
+
+    missing, found = parts(run(source, work))
+    assert (missing.error_code, offsets(found)) == (Error.UNKNOWN_TOPIC_OR_PARTITION, [3])
 
 
 def test_the_long_poll_ends_with_news_of_a_watched_partition() -> None:

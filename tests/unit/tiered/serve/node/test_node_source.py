@@ -204,7 +204,10 @@ def test_an_append_notifies_the_watches_of_its_partition(manager: LogManager) ->
         manager.topics.create(topic, 1, LOCAL, now_ms=NOW)
     source, calls = NodeSource(manager), list[str]()
     other = TopicPartition("other", 0)
-    with source.watch([NAME], lambda: calls.append("t")), source.watch([NAME, other], lambda: calls.append("both")):
+    with (
+        source.watch([NAME], lambda name: calls.append("t")),
+        source.watch([NAME, other], lambda name: calls.append("both")),
+    ):
         send(manager, 10)
         assert calls == ["t", "both"]
         send(manager, 10, topic="other")
@@ -219,7 +222,7 @@ def test_an_append_notifies_the_watches_of_its_partition(manager: LogManager) ->
 def test_a_notified_reader_sees_the_record(manager: LogManager) -> None:
     manager.topics.create("t", 1, LOCAL, now_ms=NOW)
     source, seen = NodeSource(manager), list[int]()
-    with source.watch([NAME], lambda: seen.append(source.bounds(NAME).high_watermark)):
+    with source.watch([NAME], lambda name: seen.append(source.bounds(NAME).high_watermark)):
         send(manager, 30)
     assert seen == [10, 20, 30]
 
@@ -228,7 +231,7 @@ def test_a_watch_of_a_topic_that_is_created_again_is_notified(manager: LogManage
     source, calls = NodeSource(manager), list[int]()
     for _ in range(2):
         manager.topics.create("t", 1, LOCAL, now_ms=NOW)
-        with source.watch([NAME, TopicPartition("missing", 0)], lambda: calls.append(1)):
+        with source.watch([NAME, TopicPartition("missing", 0)], lambda name: calls.append(1)):
             send(manager, 10)
         manager.topics.delete("t", now_ms=NOW)
     assert calls == [1, 1]
@@ -238,10 +241,10 @@ def test_a_callback_that_fails_does_not_fail_the_append(manager: LogManager) -> 
     manager.topics.create("t", 1, LOCAL, now_ms=NOW)
     source, calls = NodeSource(manager), list[int]()
 
-    def fail() -> None:
+    def fail(name: TopicPartition) -> None:
         raise ValueError("a defect of the reader")
 
-    with source.watch([NAME], fail), source.watch([NAME], lambda: calls.append(1)):
+    with source.watch([NAME], fail), source.watch([NAME], lambda name: calls.append(1)):
         send(manager, 10)
     assert calls == [1]
     assert source.bounds(NAME).high_watermark == 10
@@ -333,7 +336,7 @@ def test_a_diverged_partition_raises_its_error(manager: LogManager) -> None:
     manager.partitions.note(NAME, Diverged("the tiers contradict each other", partition=NAME))
     with pytest.raises(Diverged):
         source.read(NAME, 0, isolation=UNCOMMITTED, bytes_max=1)
-    with source.watch([NAME], lambda: None):
+    with source.watch([NAME], lambda name: None):
         pass
 
 
