@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
@@ -250,6 +250,11 @@ def _struct_reader(schema: type, message: type[Any] | None) -> Read:
         for each in _fields(schema)
         if each.tag is None
     ]
+    tagged = {
+        each.tag: (each.name, _value_reader(each, nested.get(each.name), is_compact=is_compact))
+        for each in _fields(schema)
+        if each.tag is not None and each.name in names
+    }
 
     def read(cursor: Cursor) -> Any:  # noqa: ANN401 - an instance of `message`
         values = {}
@@ -257,11 +262,29 @@ def _struct_reader(schema: type, message: type[Any] | None) -> Read:
             value = read_value(cursor)
             if is_kept:
                 values[name] = value
-        if is_compact:
+        if tagged:
+            values |= _read_tagged(cursor, tagged)
+        elif is_compact:
             cursor.skip_tagged()
         return message(**values) if message is not None else None
 
     return read
+
+
+def _read_tagged(cursor: Cursor, tagged: Mapping[int, tuple[str, Read]]) -> dict[str, object]:
+    """The tagged fields that the message has. A field must have the size that its head declares."""
+    values = {}
+    for _ in range(cursor.uvarint()):
+        tag, size = cursor.uvarint(), cursor.uvarint()
+        end = cursor.at + size
+        if tag in tagged:
+            name, read = tagged[tag]
+            values[name] = read(cursor)
+            if cursor.at != end:
+                raise cursor.refuse("a tagged field has another size", tag=tag, size_bytes=size)
+        else:
+            cursor.take(size)
+    return values
 
 
 def _value_reader(field: _Field, message: type | None, *, is_compact: bool) -> Read:
@@ -319,26 +342,43 @@ def _uuid(data: memoryview) -> UUID | None:
 
 
 def _struct_writer(schema: type, message: type | None) -> Write:
-    """A writer of a struct. A field that `message` lacks has its default. Tagged fields are omitted."""
+    """A writer of a struct. A field that `message` lacks has its default. Tagged fields with defaults are omitted."""
     is_compact, nested = is_flexible(schema), _nested(message)
     names = {each.name for each in dataclasses.fields(message)} if message is not None else set()
+    fields = [(each, _value_writer(each, nested.get(each.name), is_compact)) for each in _fields(schema)]
     steps = [
-        (
-            each.name if each.name in names else None,
-            each.default,
-            _value_writer(each, nested.get(each.name), is_compact),
-        )
-        for each in _fields(schema)
-        if each.tag is None
+        (each.name if each.name in names else None, each.default, write) for each, write in fields if each.tag is None
+    ]
+    tagged = [
+        (each.tag, each.name, each.default, write)
+        for each, write in fields
+        if each.tag is not None and each.name in names
     ]
 
     def write(frame: Frame, value: object) -> None:
         for name, default, write_value in steps:
             write_value(frame, default if name is None else getattr(value, name))
-        if is_compact:
+        if tagged:
+            _write_tagged(frame, value, tagged)
+        elif is_compact:
             frame.uvarint(0)
 
     return write
+
+
+def _write_tagged(frame: Frame, value: object, tagged: Sequence[tuple[int, str, object, Write]]) -> None:
+    """Write the tagged fields that differ from their defaults; schemas have them by tag. None has record batches."""
+    found = [(tag, each, write) for tag, name, default, write in tagged if (each := getattr(value, name)) != default]
+    frame.uvarint(len(found))
+    for tag, each, write in found:
+        body = Frame()
+        write(body, each)
+        (piece,) = body.close()
+        assert isinstance(piece, bytearray), "small fields are one piece"
+        data = bytes(piece[_INT32.size :])
+        frame.uvarint(tag)
+        frame.uvarint(len(data))
+        frame.write(data)
 
 
 def _value_writer(field: _Field, message: type | None, is_compact: bool) -> Write:
