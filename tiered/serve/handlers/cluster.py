@@ -8,26 +8,30 @@ epochs. A node states its own; a partition that it cannot serve has no leader, a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from local.errors import InvalidRequest, LogError
 from local.names import check_topic
 from tiered.serve.handlers.service import Call, Service, error_of
-from tiered.serve.messages.base import NO_OPERATIONS, Error
+from tiered.serve.messages.base import NO_OPERATIONS, Api, Error
 from tiered.serve.messages.cluster import (
     ApiVersionsRequest,
     ApiVersionsResponse,
     DescribeClusterBroker,
     DescribeClusterRequest,
     DescribeClusterResponse,
+    FinalizedFeatureKey,
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
     MetadataResponseBroker,
     MetadataResponsePartition,
     MetadataResponseTopic,
+    SupportedFeatureKey,
 )
 from tiered.serve.protocol import supported
 from tiered.serve.record_source import Leader, ServedTopic
+from tiered.serve.transactions.transaction import VERSION_2
 
 # Bits of kafka's `AclOperation`
 _TOPIC_OPERATIONS = 1 << 3 | 1 << 8  # READ, DESCRIBE
@@ -35,11 +39,25 @@ _CLUSTER_OPERATIONS = 1 << 8
 _BROKERS = 1  # the endpoint type
 _NO_LEADER = -1
 _UNKNOWN = Leader()
+_TRANSACTION_VERSION = "transaction.version"
+_IMPLICIT_SINCE = 12  # Produce: adds its partitions to the transaction, as version 2 of the feature needs
+_FROM_0_SINCE = 4  # ApiVersions: older clients refuse a feature whose oldest version is 0
 _INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 
 async def api_versions(service: Service, request: ApiVersionsRequest, call: Call) -> ApiVersionsResponse:
-    return supported(service.apis)
+    versions = supported(service.apis)
+    produce = service.apis.get(Api.PRODUCE)
+    if service.transactions is None or produce is None or produce.max_version < _IMPLICIT_SINCE:
+        return versions
+    feature = SupportedFeatureKey(name=_TRANSACTION_VERSION, min_version=0, max_version=VERSION_2)
+    final = FinalizedFeatureKey(name=_TRANSACTION_VERSION, min_version_level=VERSION_2, max_version_level=VERSION_2)
+    return replace(
+        versions,
+        supported_features=(feature,) if call.version >= _FROM_0_SINCE else (),
+        finalized_features_epoch=0,
+        finalized_features=(final,),
+    )
 
 
 async def metadata(service: Service, request: MetadataRequest, call: Call) -> MetadataResponse:

@@ -9,6 +9,13 @@ from tiered.serve.handlers.cluster import api_versions, describe_cluster, metada
 from tiered.serve.handlers.fetch import fetch
 from tiered.serve.handlers.offsets import list_offsets, offset_for_leader_epoch
 from tiered.serve.handlers.service import Call, Handler, Service
+from tiered.serve.handlers.transaction_queries import (
+    describe_producers,
+    describe_transactions,
+    list_transactions,
+    write_txn_markers,
+)
+from tiered.serve.handlers.transactions import add_partitions_to_txn, end_txn
 from tiered.serve.messages.base import Api
 
 HANDLERS: Mapping[int, Handler] = MappingProxyType(
@@ -19,6 +26,12 @@ HANDLERS: Mapping[int, Handler] = MappingProxyType(
         Api.LIST_OFFSETS: list_offsets,
         Api.OFFSET_FOR_LEADER_EPOCH: offset_for_leader_epoch,
         Api.FETCH: fetch,
+        Api.ADD_PARTITIONS_TO_TXN: add_partitions_to_txn,
+        Api.END_TXN: end_txn,
+        Api.WRITE_TXN_MARKERS: write_txn_markers,
+        Api.DESCRIBE_PRODUCERS: describe_producers,
+        Api.DESCRIBE_TRANSACTIONS: describe_transactions,
+        Api.LIST_TRANSACTIONS: list_transactions,
     }
 )
 

@@ -18,6 +18,7 @@ from tiered.serve.messages.base import Api, Error, Versions
 from tiered.serve.protocol import SERVED
 from tiered.serve.read_pool import ReadPool
 from tiered.serve.record_source import Bounds, RecordSource, ServedTopic
+from tiered.serve.transactions.coordinator import TransactionCoordinator
 
 BROKER_ID = 0  # of a replica, which knows no other
 READ_WAIT_S = 0.5  # a slow read of one partition delays a response no longer
@@ -39,7 +40,6 @@ PART_OF: Mapping[int, str] = MappingProxyType(
             Api.DESCRIBE_LOG_DIRS,
             Api.CREATE_PARTITIONS,
             Api.INCREMENTAL_ALTER_CONFIGS,
-            Api.DESCRIBE_PRODUCERS,
         ),
         "admin",
     )
@@ -67,6 +67,8 @@ PART_OF: Mapping[int, str] = MappingProxyType(
             Api.ADD_OFFSETS_TO_TXN,
             Api.END_TXN,
             Api.TXN_OFFSET_COMMIT,
+            Api.WRITE_TXN_MARKERS,
+            Api.DESCRIBE_PRODUCERS,
             Api.DESCRIBE_TRANSACTIONS,
             Api.LIST_TRANSACTIONS,
         ),
@@ -126,7 +128,7 @@ class Service:
     sink: object | None = None
     admin: object | None = None
     groups: object | None = None
-    transactions: object | None = None
+    transactions: TransactionCoordinator | None = None
     security: object | None = None
     broker_id: int = BROKER_ID
     pool: ReadPool = field(default_factory=ReadPool)

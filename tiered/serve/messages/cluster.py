@@ -24,10 +24,27 @@ class ApiVersion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SupportedFeatureKey:
+    name: str
+    min_version: int
+    max_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalizedFeatureKey:
+    name: str
+    max_version_level: int
+    min_version_level: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ApiVersionsResponse:
     error_code: Error = Error.NONE
     api_keys: tuple[ApiVersion, ...]
     throttle_time_ms: int = 0
+    supported_features: tuple[SupportedFeatureKey, ...] = ()
+    finalized_features_epoch: int = -1
+    finalized_features: tuple[FinalizedFeatureKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

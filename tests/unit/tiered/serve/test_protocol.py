@@ -27,10 +27,12 @@ from tiered.serve.messages.cluster import (
     ApiVersionsResponse,
     DescribeClusterBroker,
     DescribeClusterResponse,
+    FinalizedFeatureKey,
     MetadataResponse,
     MetadataResponseBroker,
     MetadataResponsePartition,
     MetadataResponseTopic,
+    SupportedFeatureKey,
 )
 from tiered.serve.messages.fetch import AbortedTransaction, FetchableTopicResponse, FetchResponse, PartitionData
 from tiered.serve.messages.offsets import (
@@ -42,6 +44,26 @@ from tiered.serve.messages.offsets import (
     OffsetForLeaderTopicResult,
 )
 from tiered.serve.messages.operations import OperationRequest, OperationResponse
+from tiered.serve.messages.transactions import (
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnResult,
+    AddPartitionsToTxnTopicResult,
+    DescribedProducer,
+    DescribedTransaction,
+    DescribeProducersPartition,
+    DescribeProducersResponse,
+    DescribeProducersTopicResponse,
+    DescribeTransactionsResponse,
+    EndTxnResponse,
+    ListedTransaction,
+    ListTransactionsResponse,
+    TopicData,
+    WritableTxnMarkerPartitionResult,
+    WritableTxnMarkerResult,
+    WritableTxnMarkerTopicResult,
+    WriteTxnMarkersResponse,
+)
 from tiered.serve.protocol import (
     OWN,
     SERVED,
@@ -57,6 +79,12 @@ from tiered.serve.protocol import (
 
 VERSIONS = [(key, version) for key, each in SERVED.items() for version in range(each.min_version, each.max_version + 1)]
 PRODUCE, FIND_COORDINATOR = 0, 10
+ADDED = AddPartitionsToTxnTopicResult(
+    name="orders",
+    results_by_partition=(
+        AddPartitionsToTxnPartitionResult(partition_index=1, partition_error_code=Error.OPERATION_NOT_ATTEMPTED),
+    ),
+)
 RESPONSES = {
     Api.FETCH: FetchResponse(
         responses=(
@@ -112,13 +140,67 @@ RESPONSES = {
             MetadataResponseTopic(name=None, topic_id=UUID(int=8), error_code=Error.UNKNOWN_TOPIC_ID),
         ),
     ),
-    Api.API_VERSIONS: ApiVersionsResponse(api_keys=(ApiVersion(api_key=1, min_version=4, max_version=18),)),
+    Api.API_VERSIONS: ApiVersionsResponse(
+        api_keys=(ApiVersion(api_key=1, min_version=4, max_version=18),),
+        supported_features=(SupportedFeatureKey(name="transaction.version", min_version=1, max_version=2),),
+        finalized_features_epoch=3,
+        finalized_features=(FinalizedFeatureKey(name="transaction.version", max_version_level=2, min_version_level=2),),
+    ),
     Api.OFFSET_FOR_LEADER_EPOCH: OffsetForLeaderEpochResponse(
         topics=(
             OffsetForLeaderTopicResult(
                 topic="orders", partitions=(EpochEndOffset(partition=1, leader_epoch=2, end_offset=3),)
             ),
         )
+    ),
+    Api.ADD_PARTITIONS_TO_TXN: AddPartitionsToTxnResponse(
+        results_by_transaction=(AddPartitionsToTxnResult(transactional_id="id", topic_results=(ADDED,)),),
+        results_by_topic_v3_and_below=(ADDED,),
+    ),
+    Api.END_TXN: EndTxnResponse(error_code=Error.PRODUCER_FENCED, producer_id=5, producer_epoch=6),
+    Api.WRITE_TXN_MARKERS: WriteTxnMarkersResponse(
+        markers=(
+            WritableTxnMarkerResult(
+                producer_id=5,
+                topics=(
+                    WritableTxnMarkerTopicResult(
+                        name="orders", partitions=(WritableTxnMarkerPartitionResult(partition_index=1),)
+                    ),
+                ),
+            ),
+        )
+    ),
+    Api.DESCRIBE_PRODUCERS: DescribeProducersResponse(
+        topics=(
+            DescribeProducersTopicResponse(
+                name="orders",
+                partitions=(
+                    DescribeProducersPartition(
+                        partition_index=1,
+                        active_producers=(
+                            DescribedProducer(producer_id=5, producer_epoch=6, last_sequence=7, coordinator_epoch=8),
+                        ),
+                    ),
+                ),
+            ),
+        )
+    ),
+    Api.DESCRIBE_TRANSACTIONS: DescribeTransactionsResponse(
+        transaction_states=(
+            DescribedTransaction(
+                transactional_id="id",
+                transaction_state="Ongoing",
+                transaction_timeout_ms=60_000,
+                transaction_start_time=1_700_000_000_123,
+                producer_id=5,
+                producer_epoch=6,
+                topics=(TopicData(topic="orders", partitions=(1, 2)),),
+            ),
+        )
+    ),
+    Api.LIST_TRANSACTIONS: ListTransactionsResponse(
+        unknown_state_filters=("Open",),
+        transaction_states=(ListedTransaction(transactional_id="id", producer_id=5, transaction_state="Empty"),),
     ),
     Api.DESCRIBE_CLUSTER: DescribeClusterResponse(
         cluster_id="cluster", controller_id=0, brokers=(DescribeClusterBroker(broker_id=0, host="h", port=1),)
@@ -148,6 +230,8 @@ def _value(field: Any, at: int) -> object:
     value = sample(item) if kind is None else plain.get(kind, at)
     if kind == "timedelta_i32":
         value = datetime.timedelta(milliseconds=at + 100)
+    if kind == "datetime_i64":
+        value = datetime.datetime.fromtimestamp(at, datetime.UTC)
     return (value, value) if is_array else value
 
 
@@ -156,6 +240,8 @@ def _plain(value: Any) -> Any:
     match value:
         case datetime.timedelta():
             return value // datetime.timedelta(milliseconds=1)
+        case datetime.datetime():
+            return (value - datetime.datetime.fromtimestamp(0, datetime.UTC)) // datetime.timedelta(milliseconds=1)
         case (memoryview() as view,):
             return bytes(view)  # records
         case tuple() | list():
