@@ -7,16 +7,23 @@ from contextlib import closing, contextmanager
 
 from local.errors import InvalidRequest
 from tiered.serve.handlers.service import Endpoint, Service
+from tiered.serve.peers import Peers, answers
 from tiered.serve.server import KafkaServer
+
+_EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - addresses to refuse
 
 
 @contextmanager
-def serving(service: Service, host: str, port: int, advertised: Endpoint | None = None) -> Iterator[KafkaServer]:
+def serving(
+    service: Service, host: str, port: int, advertised: Endpoint | None = None, *, is_shared: bool = False
+) -> Iterator[KafkaServer]:
     """Serve clients within the block. The caller closes the parts of `service` afterwards.
+
+    `is_shared`: other processes serve the same address.
 
     Raises InvalidRequest for an unusable address.
     """
-    with closing(KafkaServer(host, port, service, advertised=advertised)) as server:
+    with closing(KafkaServer(host, port, service, advertised=advertised, is_shared=is_shared)) as server:
         server.start()
         yield server
 
@@ -30,6 +37,23 @@ def parse_endpoint(option: str, text: str | None) -> Endpoint | None:
     if not colon or not host or not is_port:
         raise InvalidRequest(f"invalid {option}", text=repr(text), expected="HOST:PORT, such as replica-1:9092")
     return Endpoint(host=host.strip("[]"), port=int(port))
+
+
+@contextmanager
+def joined(own: Endpoint, peers: str | None) -> Iterator[Peers | None]:
+    """The replicas in the value of ``--peers`` and this one, probed within the block; None without a value.
+
+    Raises InvalidRequest.
+    """
+    if peers is None:
+        yield None
+        return
+    others = [found for text in peers.split(",") if (found := parse_endpoint("--peers", text.strip())) is not None]
+    if own.host in _EVERYWHERE or not own.port:
+        raise InvalidRequest("--peers needs the address of this replica: add --advertise", host=own.host, port=own.port)
+    with closing(Peers(own, others, answers)) as members:
+        members.start()
+        yield members
 
 
 def check_permitted(option: str, permission: str, *, is_permitted: bool) -> None:

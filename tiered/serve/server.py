@@ -31,12 +31,17 @@ class KafkaServer:
         *,
         advertised: Endpoint | None = None,
         limits: Limits | None = None,
+        is_shared: bool = False,
     ) -> None:
-        """Port 0: any free port. Raises InvalidRequest for an unusable address. The caller closes its source."""
+        """Port 0: any free port. `is_shared`: other processes listen at the same address. The caller closes the source.
+
+        Raises InvalidRequest for an unusable address.
+        """
         self._limits = limits or Limits()
         self._advertised = advertised
         self._service = service
-        self._listener = _listening(host, port)
+        self._listener = bound(host, port, is_shared=is_shared)
+        self._listener.listen(BACKLOG)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
@@ -90,13 +95,15 @@ class KafkaServer:
         task.add_done_callback(self._tasks.pop)
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def bound(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """A socket of the address that does not listen yet. Raises InvalidRequest."""
     # The protocol number matters: without it asyncio leaves Nagle's algorithm on.
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((host, port))
-        listener.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         listener.close()
         why = getattr(error, "strerror", None) or str(error)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import click
@@ -17,9 +18,11 @@ from tiered.cli.session import Session, stop_signals, store_options
 if TYPE_CHECKING:
     from tiered.manager.manager import LogManager
     from tiered.read.bucket_reader import RemoteLog
+    from tiered.serve.workers import Supervisor, Worker
 
 _LOOPBACK = "127.0.0.1"
 _CACHE_SIZE = "10GiB"
+_PROCESSES_MAX = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +38,16 @@ class _Bucket:
     )
     cache_size: str = option("--cache-size SIZE", "Limit the size of --cache-dir.", default=_CACHE_SIZE)
 
-    def open(self) -> RemoteLog:
-        """Open the bucket. Raises InvalidRequest for an invalid url, option or size."""
+    def open(self, worker: Worker | None) -> RemoteLog:
+        """Open the bucket; each worker has a cache of its own. Raises InvalidRequest for an invalid value."""
         from tiered.read.bucket_reader import open_remote
 
         limit_bytes = size_bytes("--cache-size", self.cache_size, _CACHE_SIZE, least=1 << 20)
-        return open_remote(self.url, self.options, cache_dir=self.cache_dir, cache_dir_bytes=limit_bytes)
+        cache_dir = self.cache_dir
+        if cache_dir is not None and worker is not None:
+            cache_dir = os.path.join(cache_dir, f"worker-{worker.number}")
+            os.makedirs(cache_dir, exist_ok=True)
+        return open_remote(self.url, self.options, cache_dir=cache_dir, cache_dir_bytes=limit_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +63,13 @@ class _Address:
     )
     is_open: bool = option(
         "--without-authentication", "Allow an address that other machines can reach: every client may read."
+    )
+    peers: str | None = option(
+        "--peers HOST:PORT,...",
+        "Share the partitions with these replicas, named by --advertise.",
+    )
+    processes: int = option(
+        "--processes N", "Serve with N processes on one port.", type=click.IntRange(1, _PROCESSES_MAX), default=1
     )
 
 
@@ -99,25 +113,63 @@ def serve(
     Consumers without a group read with any Kafka client. The process keeps nothing but its cache, and any number of
     them may serve one bucket. Neither a broker nor a node has to run.
     """
-    from tiered.serve.endpoint import check_permitted, parse_endpoint
+    from tiered.serve.endpoint import check_permitted
     from tiered.web.http.server import is_loopback
 
     is_permitted = address.is_open or is_loopback(address.host)
     check_permitted("--host", "--without-authentication", is_permitted=is_permitted)
     refresh_ms = duration_ms("--refresh", refresh, "5s")
     session.set_up_logging(is_daemon=True)
-    with stop_signals() as stop:
-        from tiered.serve.bucket_source import BucketSource
-        from tiered.serve.endpoint import serving
-        from tiered.serve.handlers.service import Service
+    if address.processes == 1:
+        return _serve(session, bucket, address, refresh_ms / 1000, None)
+    from tiered.serve.server import bound
+    from tiered.serve.workers import Supervisor, fork_workers
 
-        advertised = parse_endpoint("--advertise", address.advertised)
-        with (
-            bucket.open() as remote,
-            closing(BucketSource(remote, time.monotonic, refresh_s=refresh_ms / 1000)) as source,
-        ):
-            count = len(source.topics())  # an unreachable bucket ends the start
-            with serving(Service(source=source), address.host, address.port, advertised) as server:
+    with bound(address.host, address.port, is_shared=True) as reserved:  # a port for all
+        address = replace(address, port=reserved.getsockname()[1])
+        found = fork_workers(address.processes)
+        if isinstance(found, Supervisor):
+            return _supervise(session, found, address)
+    return _serve(session, bucket, address, refresh_ms / 1000, found)
+
+
+def _serve(session: Session, bucket: _Bucket, address: _Address, refresh_s: float, worker: Worker | None) -> int:
+    from tiered.serve.bucket_source import BucketSource
+    from tiered.serve.endpoint import joined, parse_endpoint, serving
+    from tiered.serve.handlers.service import BROKER_ID, Endpoint, Service
+
+    advertised = parse_endpoint("--advertise", address.advertised)
+    own = advertised or Endpoint(host=address.host, port=address.port)
+    with (
+        stop_signals() as stop,
+        bucket.open(worker) as remote,
+        closing(BucketSource(remote, time.monotonic, refresh_s=refresh_s)) as source,
+        joined(own, address.peers) as peers,
+    ):
+        count = len(source.topics())  # an unreachable bucket ends the start
+        service = Service(source=source, peers=peers, broker_id=BROKER_ID if peers is None else peers.own.broker_id)
+        is_shared = worker is not None
+        with serving(service, address.host, address.port, advertised, is_shared=is_shared) as server:
+            if worker is None:
                 session.say("serving {} topics to Kafka clients at {}:{} until Ctrl-C".format(count, *server.address))
                 stop.wait(None)
+            else:
+                worker.report_ready()
+                stop.wait(None, worker.parent_fd)
+    return Exit.DONE
+
+
+def _supervise(session: Session, workers: Supervisor, address: _Address) -> int:
+    with stop_signals() as stop, closing(workers):
+        is_serving = False
+        while not stop.is_set:
+            stop.wait(None, workers.fd)
+            if not workers.look():
+                if not stop.is_set:
+                    session.say(f"a serving process ended, exit code {workers.exit_code}: all end")
+                return workers.exit_code or Exit.FAILED
+            if workers.are_ready and not is_serving:
+                is_serving = True
+                where = f"{address.host}:{address.port}"
+                session.say(f"serving Kafka clients at {where} with {address.processes} processes until Ctrl-C")
     return Exit.DONE

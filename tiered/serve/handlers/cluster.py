@@ -1,5 +1,7 @@
 """ApiVersions, Metadata and DescribeCluster: this server is the only broker and the leader of every partition.
 
+Replicas with peers (`tiered.serve.peers`) name all live replicas as brokers, each the leader of its partitions.
+
 Metadata of a replica states no leader epoch (-1). Replicas of one bucket know manifests of different ages, so an epoch
 of one would make another refuse the client's next request (UNKNOWN_LEADER_EPOCH). Clients then skip the check of
 epochs. A node states its own; a partition that it cannot serve has no leader, as in Kafka.
@@ -7,11 +9,11 @@ epochs. A node states its own; a partition that it cannot serve has no leader, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from local.errors import InvalidRequest, LogError
-from local.names import check_topic
+from local.names import TopicPartition, check_topic
 from tiered.serve.handlers.service import Call, Service, error_of
 from tiered.serve.messages.base import NO_OPERATIONS, Api, Error
 from tiered.serve.messages.cluster import (
@@ -29,6 +31,7 @@ from tiered.serve.messages.cluster import (
     MetadataResponseTopic,
     SupportedFeatureKey,
 )
+from tiered.serve.peers import Member
 from tiered.serve.protocol import supported
 from tiered.serve.record_source import Leader, ServedTopic
 from tiered.serve.transactions.transaction import VERSION_2
@@ -77,7 +80,10 @@ async def metadata(service: Service, request: MetadataRequest, call: Call) -> Me
     else:
         topics = [_named(service, known, each, operations) for each in request.topics or ()]
     return MetadataResponse(
-        brokers=(MetadataResponseBroker(node_id=service.broker_id, host=call.endpoint.host, port=call.endpoint.port),),
+        brokers=tuple(
+            MetadataResponseBroker(node_id=each.broker_id, host=each.endpoint.host, port=each.endpoint.port)
+            for each in _brokers(service, call)
+        ),
         cluster_id=service.source.cluster_id,
         controller_id=service.broker_id,
         topics=tuple(topics),
@@ -97,11 +103,20 @@ async def describe_cluster(service: Service, request: DescribeClusterRequest, ca
     return DescribeClusterResponse(
         cluster_id=service.source.cluster_id,
         controller_id=service.broker_id,
-        brokers=(DescribeClusterBroker(broker_id=service.broker_id, host=call.endpoint.host, port=call.endpoint.port),),
+        brokers=tuple(
+            DescribeClusterBroker(broker_id=each.broker_id, host=each.endpoint.host, port=each.endpoint.port)
+            for each in _brokers(service, call)
+        ),
         cluster_authorized_operations=(
             _CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NO_OPERATIONS
         ),
     )
+
+
+def _brokers(service: Service, call: Call) -> Sequence[Member]:
+    if service.peers is not None:
+        return service.peers.alive
+    return (Member(broker_id=service.broker_id, endpoint=call.endpoint),)
 
 
 def _named(
@@ -134,17 +149,22 @@ def _described(service: Service, topic: ServedTopic, operations: int) -> Metadat
         name=topic.name,
         topic_id=topic.topic_id,
         is_internal=topic.name in _INTERNAL,
-        partitions=tuple(_led(service, number, leaders.get(number, _UNKNOWN)) for number in topic.partitions),
+        partitions=tuple(
+            _led(service, topic.name, number, leaders.get(number, _UNKNOWN)) for number in topic.partitions
+        ),
         topic_authorized_operations=operations,
     )
 
 
-def _led(service: Service, number: int, leader: Leader) -> MetadataResponsePartition:
-    here = (service.broker_id,)
+def _led(service: Service, topic: str, number: int, leader: Leader) -> MetadataResponsePartition:
+    peers, broker_id = service.peers, service.broker_id
+    if peers is not None:
+        broker_id = peers.leader_of(TopicPartition(topic, number)).broker_id
+    here = (broker_id,)
     return MetadataResponsePartition(
         error_code=Error.NONE if leader.error is None else Error.LEADER_NOT_AVAILABLE,
         partition_index=number,
-        leader_id=service.broker_id if leader.error is None else _NO_LEADER,
+        leader_id=broker_id if leader.error is None else _NO_LEADER,
         leader_epoch=-1 if leader.epoch is None else leader.epoch,
         replica_nodes=here,
         isr_nodes=here,

@@ -15,12 +15,14 @@ from local.errors import Corrupt, Fenced, InvalidRequest, LogError, NotFound, Of
 from local.names import TopicPartition
 from tiered.serve.handlers.fetch_sessions import FetchSessions
 from tiered.serve.messages.base import Api, Error, Versions
+from tiered.serve.peers import Endpoint as Endpoint
+from tiered.serve.peers import Peers
 from tiered.serve.protocol import SERVED
 from tiered.serve.read_pool import ReadPool
 from tiered.serve.record_source import Bounds, RecordSource, ServedTopic
 from tiered.serve.transactions.coordinator import TransactionCoordinator
 
-BROKER_ID = 0  # of a replica, which knows no other
+BROKER_ID = 0  # of a replica without peers
 READ_WAIT_S = 0.5  # a slow read of one partition delays a response no longer
 RESPONSE_BYTES_MAX = 32 << 20
 UNSENT_BYTES_MAX = 256 << 20  # of the responses of all connections, up to LEAST_BYTES more for each connection
@@ -80,14 +82,6 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """The address under which a client reaches this server, as the responses name it."""
-
-    host: str
-    port: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """A request's version, and the client that sent it to `endpoint`; `client_id` is the client's own text."""
 
@@ -130,6 +124,7 @@ class Service:
     groups: object | None = None
     transactions: TransactionCoordinator | None = None
     security: object | None = None
+    peers: Peers | None = None
     broker_id: int = BROKER_ID
     pool: ReadPool = field(default_factory=ReadPool)
     bounds: dict[TopicPartition, Bounds] = field(default_factory=dict)

@@ -11,9 +11,10 @@ import pytest
 from fake_source import IDS, SLOW, FakeSource, run
 
 from local.errors import Unavailable
+from local.names import TopicPartition
 from tiered.serve.handlers import service as services
 from tiered.serve.handlers.cluster import describe_cluster, metadata
-from tiered.serve.handlers.service import Call, Endpoint
+from tiered.serve.handlers.service import Call, Endpoint, Service
 from tiered.serve.messages.base import NO_OPERATIONS, Error
 from tiered.serve.messages.cluster import (
     DescribeClusterRequest,
@@ -22,6 +23,7 @@ from tiered.serve.messages.cluster import (
     MetadataRequestTopic,
     MetadataResponse,
 )
+from tiered.serve.peers import FAILURES_MAX, Peers
 from tiered.serve.record_source import Leader
 
 HERE = Call(version=13, endpoint=Endpoint(host="replica", port=9092))
@@ -126,3 +128,26 @@ def test_known_topics_are_used_while_a_new_list_hangs(monkeypatch: pytest.Monkey
         return [before, during, after]
 
     assert run(source, work) == [["orders"], ["orders"], ["orders", "slow"]]
+
+
+def test_replicas_with_peers_name_the_live_ones_and_their_partitions() -> None:
+    one, two = (Endpoint(host=f"replica-{number}", port=9092) for number in (1, 2))
+    down = set[Endpoint]()
+    peers = Peers(two, [one], lambda endpoint: endpoint not in down)
+
+    async def work(service: Service) -> tuple[MetadataResponse, DescribeClusterResponse]:
+        service.peers, service.broker_id = peers, peers.own.broker_id
+        request = MetadataRequest(topics=None)
+        return await metadata(service, request, HERE), await describe_cluster(service, DescribeClusterRequest(), HERE)
+
+    for brokers in ([(0, "replica-1"), (1, "replica-2")], [(1, "replica-2")]):
+        found, cluster = run(FakeSource(orders=1, slow=2), work)
+        assert [(each.node_id, each.host) for each in found.brokers] == brokers
+        assert [(each.broker_id, each.host) for each in cluster.brokers] == brokers
+        assert found.controller_id == cluster.controller_id == 1
+        leaders = {topic.name: topic.partitions[0].leader_id for topic in found.topics}
+        expected = {name: peers.leader_of(TopicPartition(name, 0)).broker_id for name in ("orders", "slow")}
+        assert leaders == expected
+        down.add(one)
+        for _ in range(FAILURES_MAX):
+            peers.check()

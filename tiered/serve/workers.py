@@ -1,0 +1,108 @@
+"""Several processes that serve one address: the kernel spreads the connections over them (`SO_REUSEPORT`).
+
+`fork_workers` returns in every worker, which then serves as a single process does, and in the process that supervises
+them. All end together:
+
+| event | effect |
+|---|---|
+| a worker ends | the supervisor ends the others and has the worker's exit code |
+| the supervisor is asked to stop | it ends all workers with SIGTERM, after END_S with SIGKILL |
+| the supervisor is killed | every worker finds `parent_fd` readable, and ends |
+
+Call `fork_workers` before any thread starts and before a bucket is opened: neither survives a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+END_S = 10.0
+KILLED = 128  # added to the number of the signal that ended a worker, as a shell does
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One of the serving processes, in itself. `parent_fd` becomes readable when the supervisor ends."""
+
+    number: int
+    parent_fd: int
+    _state_fd: int  # the supervisor sees it closed when this process ends
+
+    def report_ready(self) -> None:
+        os.write(self._state_fd, b"+")
+
+
+class Supervisor:
+    """The workers, in the process that started them. `fd` is readable when one became ready or ended."""
+
+    def __init__(self, pids: Sequence[int], state_fds: Sequence[int], lifeline_fd: int) -> None:
+        self._running = dict(zip(state_fds, pids, strict=True))
+        self._ready: set[int] = set()
+        self._lifeline_fd = lifeline_fd
+        self._epoll = select.epoll()
+        for fd in state_fds:
+            self._epoll.register(fd, select.EPOLLIN)
+        self.exit_code: int | None = None  # of the worker that ended first
+
+    @property
+    def fd(self) -> int:
+        return self._epoll.fileno()
+
+    @property
+    def are_ready(self) -> bool:
+        return self._ready >= set(self._running)
+
+    def look(self) -> bool:
+        """Take notice of workers that became ready. False once one has ended: call `close`."""
+        for fd, _ in self._epoll.poll(0):
+            if os.read(fd, 1):
+                self._ready.add(fd)
+            elif self.exit_code is None:
+                self.exit_code = self._reap(fd)
+        return self.exit_code is None
+
+    def close(self) -> None:
+        """End all workers, and return when none is left."""
+        for pid in self._running.values():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        due_s = time.monotonic() + END_S
+        for fd in list(self._running):
+            ended = select.poll()
+            ended.register(fd, select.POLLHUP)  # a byte of readiness does not count
+            if not ended.poll(max(0.0, due_s - time.monotonic()) * 1000):
+                os.kill(self._running[fd], signal.SIGKILL)
+            self._reap(fd)
+        self._epoll.close()
+        os.close(self._lifeline_fd)
+
+    def _reap(self, fd: int) -> int:
+        self._epoll.unregister(fd)
+        os.close(fd)
+        _, status = os.waitpid(self._running.pop(fd), 0)
+        code = os.waitstatus_to_exitcode(status)
+        return code if code >= 0 else KILLED - code
+
+
+def fork_workers(count: int) -> Worker | Supervisor:
+    """Start `count` workers. Returns once in each of them and once in the calling process."""
+    parent_fd, lifeline_fd = os.pipe()
+    pids, state_fds = list[int](), list[int]()
+    for number in range(count):
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if not pid:
+            for fd in (*state_fds, reading, lifeline_fd):
+                os.close(fd)
+            return Worker(number, parent_fd, writing)
+        os.close(writing)
+        pids.append(pid)
+        state_fds.append(reading)
+    os.close(parent_fd)
+    return Supervisor(pids, state_fds, lifeline_fd)
