@@ -18,6 +18,7 @@ class ErrorCode(StrEnum):
     CREDENTIALS_MISSING = "credentials_missing"  # no credential source has credentials
     SETTING_OF_MANAGER = "setting_of_manager"  # a topic got a setting that only a manager has
     DIRECTORY_OFFLINE = "directory_offline"  # the partition's log directory failed, or was missing at the start
+    TRANSACTION_OPEN = "transaction_open"  # the producer has an open transaction, and its batch is not transactional
     CLOCK_JUMPED = "clock_jumped"  # the system clock jumped and is not trusted yet
 
 

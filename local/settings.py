@@ -22,6 +22,7 @@ class LogSettings:
     max_message_bytes: int = 1_048_588
     batch_bytes: int = 256 << 10  # not Kafka's: the approximate size of the batches of one append
     compression: Codec = Codec.NONE  # of batches that this log encodes
+    recompresses: bool = False  # ready-made batches get `compression` too: ``compression.type`` is not ``producer``
     compression_level: int | None = None
     timestamp_type: TimestampType = TimestampType.CREATE_TIME
     timestamp_before_max_ms: int | None = None

@@ -11,6 +11,7 @@ applies these rules to a batch before the append, in this order:
 | an epoch below the producer's | ProducerFenced |
 | an epoch above it | accepted if its sequence is 0, else OutOfOrderSequence |
 | a sequence that does not follow the last one (0 follows 2^31-1) | OutOfOrderSequence |
+| no sequence, as in the batches of a coordinator | accepted |
 | not transactional while the producer's transaction is open | InvalidRequest |
 
 **The ``.snapshot`` file** holds the state just before the offset in its name, with only the last batch of each
@@ -46,7 +47,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from local.errors import Corrupt, InvalidRequest, LogError, NotFound, OutOfOrderSequence, ProducerFenced
+from local.errors import Corrupt, ErrorCode, InvalidRequest, LogError, NotFound, OutOfOrderSequence, ProducerFenced
 from local.format.batch_header import BatchHeader, may_have_producers
 from local.format.crc32c import crc32c
 from local.index.index_files import slices_of
@@ -159,13 +160,14 @@ class ProducerState:
         if repeated is not None:
             return repeated
         _check_epoch(known, header.producer_id, header.producer_epoch)
-        _check_sequence(known, header)
+        if header.base_sequence >= 0:
+            _check_sequence(known, header)
         if known.transaction_first_offset is not None and not header.is_transactional:
             raise InvalidRequest(
                 "cannot append outside of a transaction, the producer has an open transaction",
                 producer_id=header.producer_id,
                 transaction_first_offset=known.transaction_first_offset,
-            )
+            ).with_code(ErrorCode.TRANSACTION_OPEN)
         return None
 
     def check_marker(

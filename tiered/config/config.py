@@ -351,6 +351,7 @@ def log_settings(settings: Mapping[str, str]) -> LogSettings:
     unchanged: dict[str, Any] = {row.log_setting: _value(settings, row.name) for row in TABLE if row.log_setting}
     return LogSettings(
         compression=Codec.NONE if codec in ("producer", "uncompressed") else Codec[codec.upper()],
+        recompresses=codec != "producer",
         compression_level=None if codec == "gzip" and level == -1 else level,
         timestamp_type=TimestampType.LOG_APPEND_TIME if is_log_append_time else TimestampType.CREATE_TIME,
         timestamp_before_max_ms=_unless_max(_int(settings, "message.timestamp.before.max.ms")),

@@ -28,11 +28,13 @@ from kio.schema.index import api_key_map
 
 from local.errors import InvalidRequest
 from tiered.serve.codec import Cursor, Frame, is_flexible, reader_of, writer_of
-from tiered.serve.messages import cluster, fetch, offsets, operations, transactions
+from tiered.serve.messages import cluster, fetch, offsets, operations, produce, transactions
 from tiered.serve.messages.base import Api, Error, Piece, Versions
 from tiered.serve.messages.cluster import ApiVersion, ApiVersionsResponse
 
-SERVED: Mapping[int, Versions] = MappingProxyType({**cluster.APIS, **offsets.APIS, **fetch.APIS, **transactions.APIS})
+SERVED: Mapping[int, Versions] = MappingProxyType(
+    {**cluster.APIS, **offsets.APIS, **fetch.APIS, **produce.APIS, **transactions.APIS}
+)
 OWN: Mapping[int, Versions] = operations.APIS
 _KNOWN = {**SERVED, **OWN}
 _INT16, _INT32 = struct.Struct(">h"), struct.Struct(">i")

@@ -35,7 +35,7 @@ class ReadPool:
     def run(self, partition: Hashable, key: Hashable, call: Callable[[], T]) -> asyncio.Future[T]:
         """The result of `call`, or of a running call with the same key. Do not cancel it: it may be shared."""
         shared = self._shared.get(key)
-        if shared is not None:
+        if shared is not None and not shared.done():  # a result must not be older than the call
             return shared
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
@@ -66,7 +66,8 @@ class ReadPool:
             self._has_work.notify_all()
 
     def _forget(self, key: Hashable, future: asyncio.Future[Any]) -> None:
-        self._shared.pop(key, None)
+        if self._shared.get(key) is future:
+            del self._shared[key]
         if not future.cancelled():
             future.exception()  # an error without a reader left is no "exception never retrieved"
 

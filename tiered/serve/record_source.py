@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from local.records.offset_spec import FoundOffset
 
 
+INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state")  # those of the coordinators
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedTopic:
     """`partitions` are numbers, ascending."""

@@ -59,7 +59,7 @@ class KafkaServer:
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(END_S)
         self._listener.close()
-        self._service.pool.close()
+        self._service.close()
 
     def _run(self) -> None:
         try:

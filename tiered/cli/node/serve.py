@@ -13,7 +13,7 @@ import click
 
 from tiered.cli.errors import Exit
 from tiered.cli.options import GROUP, command, duration_ms, option, size_bytes
-from tiered.cli.session import Session, stop_signals, store_options
+from tiered.cli.session import Session, now_ms, stop_signals, store_options
 
 if TYPE_CHECKING:
     from tiered.manager.manager import LogManager
@@ -96,7 +96,7 @@ class NodeAddress:
         host, port = parse_address(self.listen)
         is_permitted = self.is_open or is_loopback(host)
         check_permitted("--kafka", "--kafka-without-authentication", is_permitted=is_permitted)
-        with serving_node(manager, host, port, self.advertised) as server:
+        with serving_node(manager, host, port, self.advertised, now_ms=now_ms) as server:
             session.say("serving Kafka clients at {}:{}".format(*server.address))
             yield
 

@@ -33,7 +33,7 @@ from tiered.serve.messages.cluster import (
 )
 from tiered.serve.peers import Member
 from tiered.serve.protocol import supported
-from tiered.serve.record_source import Leader, ServedTopic
+from tiered.serve.record_source import INTERNAL_TOPICS, Leader, ServedTopic
 from tiered.serve.transactions.transaction import VERSION_2
 
 # Bits of kafka's `AclOperation`
@@ -45,7 +45,6 @@ _UNKNOWN = Leader()
 _TRANSACTION_VERSION = "transaction.version"
 _IMPLICIT_SINCE = 12  # Produce: adds its partitions to the transaction, as version 2 of the feature needs
 _FROM_0_SINCE = 4  # ApiVersions: older clients refuse a feature whose oldest version is 0
-_INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 
 async def api_versions(service: Service, request: ApiVersionsRequest, call: Call) -> ApiVersionsResponse:
@@ -148,7 +147,7 @@ def _described(service: Service, topic: ServedTopic, operations: int) -> Metadat
     return MetadataResponseTopic(
         name=topic.name,
         topic_id=topic.topic_id,
-        is_internal=topic.name in _INTERNAL,
+        is_internal=topic.name in INTERNAL_TOPICS,
         partitions=tuple(
             _led(service, topic.name, number, leaders.get(number, _UNKNOWN)) for number in topic.partitions
         ),

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from tiered.serve.handlers.cluster import api_versions, describe_cluster, metadata
 from tiered.serve.handlers.fetch import fetch
 from tiered.serve.handlers.offsets import list_offsets, offset_for_leader_epoch
+from tiered.serve.handlers.produce import init_producer_id, produce
 from tiered.serve.handlers.service import Call, Handler, Service
 from tiered.serve.handlers.transaction_queries import (
     describe_producers,
@@ -20,6 +21,8 @@ from tiered.serve.messages.base import Api
 
 HANDLERS: Mapping[int, Handler] = MappingProxyType(
     {
+        Api.PRODUCE: produce,
+        Api.INIT_PRODUCER_ID: init_producer_id,
         Api.API_VERSIONS: api_versions,
         Api.METADATA: metadata,
         Api.DESCRIBE_CLUSTER: describe_cluster,

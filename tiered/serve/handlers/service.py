@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 from uuid import UUID
@@ -19,6 +20,7 @@ from tiered.serve.peers import Endpoint as Endpoint
 from tiered.serve.peers import Peers
 from tiered.serve.protocol import SERVED
 from tiered.serve.read_pool import ReadPool
+from tiered.serve.record_sink import RecordSink
 from tiered.serve.record_source import Bounds, RecordSource, ServedTopic
 from tiered.serve.transactions.coordinator import TransactionCoordinator
 
@@ -27,6 +29,9 @@ READ_WAIT_S = 0.5  # a slow read of one partition delays a response no longer
 RESPONSE_BYTES_MAX = 32 << 20
 UNSENT_BYTES_MAX = 256 << 20  # of the responses of all connections, up to LEAST_BYTES more for each connection
 LEAST_BYTES = 64 << 10
+APPENDS_AT_ONCE = 8  # kafka num.io.threads
+APPENDS_OF_PARTITION = 2  # one writes, another checks its batch
+FLUSHES_AT_ONCE = 8
 T = TypeVar("T")
 # The part of `Service` that answers an API. The other APIs need its source only.
 PART_OF: Mapping[int, str] = MappingProxyType(
@@ -119,7 +124,7 @@ class Service:
     """
 
     source: RecordSource
-    sink: object | None = None
+    sink: RecordSink | None = None
     admin: object | None = None
     groups: object | None = None
     transactions: TransactionCoordinator | None = None
@@ -127,6 +132,8 @@ class Service:
     peers: Peers | None = None
     broker_id: int = BROKER_ID
     pool: ReadPool = field(default_factory=ReadPool)
+    appends: ReadPool = field(default_factory=partial(ReadPool, APPENDS_AT_ONCE, partition_max=APPENDS_OF_PARTITION))
+    flushes: ReadPool = field(default_factory=partial(ReadPool, FLUSHES_AT_ONCE, partition_max=1))
     bounds: dict[TopicPartition, Bounds] = field(default_factory=dict)
     known_topics: Mapping[str, ServedTopic] | None = None
     names_by_id: dict[UUID, str] = field(default_factory=dict)  # of `known_topics`
@@ -140,6 +147,11 @@ class Service:
     def _offers(self, key: int) -> bool:
         part = PART_OF.get(key)
         return part is None or getattr(self, part) is not None
+
+    def close(self) -> None:
+        """End idle threads of the pools."""
+        for pool in (self.pool, self.appends, self.flushes):
+            pool.close()
 
     async def topics(self) -> Mapping[str, ServedTopic]:
         """All topics by name; the last known ones if a new list takes longer than READ_WAIT_S."""

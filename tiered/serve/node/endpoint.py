@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 from tiered.manager.manager import LogManager
 from tiered.serve.endpoint import parse_endpoint, serving
 from tiered.serve.handlers.service import Service
+from tiered.serve.node.node_sink import NodeSink
 from tiered.serve.node.node_source import NodeSource
 from tiered.serve.server import KafkaServer
 
 
 @contextmanager
-def serving_node(manager: LogManager, host: str, port: int, advertised: str | None = None) -> Iterator[KafkaServer]:
+def serving_node(
+    manager: LogManager, host: str, port: int, advertised: str | None = None, *, now_ms: Callable[[], int]
+) -> Iterator[KafkaServer]:
     """Serve the node's topics within the block, which must end before the manager is closed.
 
     Order at the end: the listener and all connections are closed, then the streams of the readers. A request at work
@@ -21,6 +24,6 @@ def serving_node(manager: LogManager, host: str, port: int, advertised: str | No
     """
     address = parse_endpoint("--kafka-advertise", advertised)
     with closing(NodeSource(manager)) as source:
-        service = Service(source=source, broker_id=source.broker_id)
+        service = Service(source=source, broker_id=source.broker_id, sink=NodeSink(manager, now_ms))
         with serving(service, host, port, address) as server:
             yield server

@@ -59,3 +59,20 @@ def test_an_error_belongs_to_the_callers_that_wait() -> None:
         pool.close()
 
     asyncio.run(work())
+
+
+def test_a_call_after_the_end_of_another_gets_a_new_result() -> None:
+    """The other call may have ended although its callbacks have not run yet: its result is older than the new call."""
+    gate = threading.Event()
+
+    async def work() -> int:
+        pool = ReadPool(2)
+        ended = pool.run("p", "key", lambda: gate.wait(60))
+        ended.set_result(True)
+        found = await pool.run("p", "key", lambda: 2)
+        gate.set()
+        assert await pool.run("p", "key", lambda: 3) == 3
+        pool.close()
+        return found
+
+    assert asyncio.run(work()) == 2

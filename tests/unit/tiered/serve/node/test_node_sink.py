@@ -1,0 +1,156 @@
+"""Appends to the logs of a manager: durability, duplicates, markers, and the states that refuse them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from uuid import UUID
+
+import pytest
+from manager_world import NAME, NOW, TIERED, World
+
+from local.errors import Fenced, InvalidRequest, NotFound, OutOfOrderSequence, ProducerFenced
+from local.format.compression import Codec
+from local.format.record import Record, TimestampType
+from local.names import TopicPartition
+from local.records.batch import encode_batch
+from local.records.isolation import Isolation
+from tiered.manager.manager import LogManager
+from tiered.serve.messages.base import Error
+from tiered.serve.node.node_sink import NodeSink
+from tiered.serve.record_sink import Appended, RefusedBatch
+
+RECORDS = [Record(b"k%d" % at, b"v%d" % at, NOW - at) for at in range(3)]
+
+
+@pytest.fixture
+def manager() -> Iterator[LogManager]:
+    with World().open() as manager:
+        manager.topics.create("t", 1, {}, now_ms=NOW)
+        yield manager
+
+
+def sink(manager: LogManager, now_ms: int = NOW) -> NodeSink:
+    return NodeSink(manager, lambda: now_ms)
+
+
+def batch(
+    sequence: int | None = None, *, epoch: int = 0, producer_id: int = 7, is_transactional: bool = False
+) -> memoryview:
+    producer = (
+        {} if sequence is None else {"producer_id": producer_id, "producer_epoch": epoch, "base_sequence": sequence}
+    )
+    return memoryview(bytearray(encode_batch(RECORDS, is_transactional=is_transactional, **producer)))
+
+
+def values(manager: LogManager, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> list[bytes | None]:
+    return [each.value for each in manager.reader(isolation).records(NAME, 0)]
+
+
+def test_batches_are_stored_at_the_log_end_with_offsets_and_leader_epoch(manager: LogManager) -> None:
+    made = sink(manager)
+    assert made.append(NAME, batch()) == Appended(base_offset=0, next_offset=3, log_start_offset=0)
+    assert made.append(NAME, batch()) == Appended(base_offset=3, next_offset=6, log_start_offset=0)
+    stored = bytes(manager.partitions.find(NAME).log.read(3))
+    expected = encode_batch(RECORDS, base_offset=3, leader_epoch=manager.partitions.find(NAME).log.leader_epoch)
+    assert stored == expected
+    assert values(manager) == [b"v0", b"v1", b"v2"] * 2
+
+
+def test_a_flush_makes_all_appends_durable(manager: LogManager) -> None:
+    made = sink(manager)
+    log = manager.partitions.find(NAME).log
+    made.append(NAME, batch())
+    assert log.recovery_point == 0
+    assert made.flush(NAME) == 3
+    assert log.recovery_point == 3
+    assert made.flush(NAME) == 3
+
+
+def test_a_repeated_batch_of_a_producer_has_its_first_offsets(manager: LogManager) -> None:
+    made = sink(manager)
+    firsts = [made.append(NAME, batch(3 * at)) for at in range(6)]
+    for at in range(1, 6):
+        found = made.append(NAME, batch(3 * at))
+        assert (found.base_offset, found.next_offset) == (firsts[at].base_offset, firsts[at].next_offset)
+        assert (found.is_duplicate, found.log_append_time_ms) == (True, NOW), "as Kafka: the time of the batch"
+    with pytest.raises(OutOfOrderSequence):
+        made.append(NAME, batch(0))
+    with pytest.raises(OutOfOrderSequence):
+        made.append(NAME, batch(21))
+    made.append(NAME, batch(0, epoch=1))
+    with pytest.raises(ProducerFenced):
+        made.append(NAME, batch(18))
+    assert len(values(manager)) == 21
+
+
+def test_an_unknown_producer_may_begin_with_any_sequence(manager: LogManager) -> None:
+    assert sink(manager).append(NAME, batch(1000)).base_offset == 0
+
+
+def test_a_repeated_batch_under_log_append_time_has_the_time_of_its_first_append(manager: LogManager) -> None:
+    manager.topics.create("timed", 1, {"message.timestamp.type": "LogAppendTime"}, now_ms=NOW)
+    timed = TopicPartition("timed", 0)
+    assert sink(manager, NOW + 1).append(timed, batch(0)).log_append_time_ms == NOW + 1
+    assert sink(manager, NOW + 9).append(timed, batch(0)).log_append_time_ms == NOW + 1
+    assert sink(manager, NOW + 9).append(timed, batch(3)).log_append_time_ms == NOW + 9
+    (found,) = {(each.timestamp_ms, each.timestamp_type) for each in list(manager.reader().records(timed, 0))[:3]}
+    assert found == (NOW + 1, TimestampType.LOG_APPEND_TIME)
+
+
+def test_the_settings_of_the_topic_apply(manager: LogManager) -> None:
+    manager.topics.create("packed", 1, {"compression.type": "zstd", "cleanup.policy": "compact"}, now_ms=NOW)
+    packed = TopicPartition("packed", 0)
+    sink(manager).append(packed, batch())
+    from log_world import header_of
+
+    assert header_of(bytes(manager.partitions.find(packed).log.read(0))).codec is Codec.ZSTD
+    with pytest.raises(RefusedBatch) as caught:
+        sink(manager).append(packed, memoryview(bytearray(encode_batch([Record(None, b"v", NOW)]))))
+    assert caught.value.error is Error.INVALID_RECORD
+
+
+def test_a_marker_ends_a_transaction(manager: LogManager) -> None:
+    made = sink(manager)
+    for producer_id, is_commit in ((1, True), (2, False)):
+        made.append(NAME, batch(0, producer_id=producer_id, is_transactional=True))
+        with pytest.raises(InvalidRequest):
+            made.append(NAME, batch(3, producer_id=producer_id))
+        found = made.append_marker(NAME, producer_id, 0, is_commit=is_commit, coordinator_epoch=0)
+        assert found.next_offset == found.base_offset + 1
+    assert values(manager, Isolation.READ_COMMITTED) == [b"v0", b"v1", b"v2"]
+    with pytest.raises(ProducerFenced):
+        made.append_marker(NAME, 1, -1, is_commit=True, coordinator_epoch=0)
+
+
+def test_a_coordinator_may_append_without_a_sequence(manager: LogManager) -> None:
+    made = sink(manager)
+    for _ in range(2):
+        made.append(NAME, batch(-1, is_transactional=True), is_client=False)
+    with pytest.raises(RefusedBatch):
+        made.append(NAME, batch(-1, is_transactional=True))
+
+
+def test_a_topic_that_was_created_again_is_another_topic(manager: LogManager) -> None:
+    with pytest.raises(NotFound):
+        sink(manager).append(NAME, batch(), topic_id=UUID(int=5))
+    with pytest.raises(NotFound):
+        sink(manager).append(TopicPartition("nope", 0), batch())
+
+
+def test_a_fenced_partition_refuses_appends() -> None:
+    world = World()
+    with world.open() as manager:
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
+        for _ in range(30):
+            sink(manager).append(NAME, batch())
+        manager.partitions.roll("t", now_ms=NOW)
+        with world.open(disk=world.other_disk()):
+            manager.tick(NOW)
+            with pytest.raises(Fenced):
+                sink(manager).append(NAME, batch())
+
+
+def test_producer_ids_begin_above_those_in_the_logs(manager: LogManager) -> None:
+    made = sink(manager)
+    made.append(NAME, batch(0, producer_id=500))
+    assert [made.new_producer_id(), made.new_producer_id()] == [501, 502]

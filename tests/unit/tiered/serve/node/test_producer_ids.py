@@ -1,0 +1,75 @@
+"""Producer ids are given once, across restarts, crashes, and lost or damaged copies of their file."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from disk_model import ModelDisk
+
+from local.errors import DiskFailed
+from local.storage import Storage
+from tiered.serve.node.producer_ids import AHEAD, BLOCK, FILE, ProducerIds
+
+
+def ids(disk: Storage, *roots: str, highest: int = -1) -> ProducerIds:
+    return ProducerIds([(disk, root) for root in roots or ("data",)], lambda: highest)
+
+
+@pytest.fixture
+def disk() -> ModelDisk:
+    disk = ModelDisk()
+    for root in ("data", "other"):
+        disk.make_directory(root)
+    return disk
+
+
+def test_ids_ascend_from_0_and_continue_in_the_next_block(disk: ModelDisk) -> None:
+    made = ids(disk)
+    assert [made.take() for _ in range(2 * BLOCK + 3)] == list(range(2 * BLOCK + 3))
+
+
+def test_a_restart_begins_with_the_next_block(disk: ModelDisk) -> None:
+    ids(disk).take()
+    assert ids(disk).take() == BLOCK
+    assert ids(disk).take() == 2 * BLOCK
+
+
+def test_a_reservation_is_durable_before_its_first_id() -> None:
+    disk = ModelDisk()
+    disk.make_directory("data")
+    made = ids(disk)
+    for _ in range(2 * BLOCK + 1):
+        highest = made.take()
+    for seed in range(20):
+        assert ids(disk.crash(random.Random(seed))).take() > highest
+
+
+def test_ids_in_the_logs_are_not_given_again(disk: ModelDisk) -> None:
+    assert ids(disk, highest=41).take() == 42
+    assert ids(disk, highest=-1).take() == 42 + BLOCK
+
+
+def test_the_highest_copy_is_valid(disk: ModelDisk) -> None:
+    ids(disk, "data", "other").take()
+    ids(disk, "other").take()
+    assert ids(disk, "data", "other").take() == 2 * BLOCK
+
+
+def test_an_unreadable_copy_may_be_ahead(disk: ModelDisk) -> None:
+    ids(disk, "data", "other").take()
+    disk.unlink(f"other/{FILE}")
+    disk.create(f"other/{FILE}").append(b"{")
+    assert ids(disk, "data", "other").take() == BLOCK + AHEAD
+    assert ids(disk, "data", "other").take() == 2 * BLOCK + AHEAD, "the damaged copy was replaced"
+
+
+def test_no_id_is_given_without_a_reservation() -> None:
+    class Refusing(ModelDisk):
+        def create(self, path: str) -> object:  # type: ignore[override]
+            raise DiskFailed("full", cause="enospc")
+
+    made = ids(Refusing())
+    for _ in range(2):
+        with pytest.raises(DiskFailed):
+            made.take()

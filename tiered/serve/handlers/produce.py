@@ -1,0 +1,252 @@
+"""Produce and InitProducerId.
+
+| acks | the response is sent |
+|---|---|
+| 0 | never; an error closes the connection, as Kafka does |
+| 1 | after the batches are written |
+| -1 (all) | after they are durable: on the disk, or in the bucket with ``append.acks=remote`` |
+
+A response that waits for durability longer than the request's `timeout_ms` has REQUEST_TIMED_OUT; the batches stay in
+the log. All requests that wait for one log share its fsync.
+
+Order of checks, as Kafka's: transactional id → topic and partition → one batch of format 2 → acks → the batch
+(`tiered.serve.node.batch_validation`) → the producer (`local.log.producer_state`). A failed partition does not fail the
+others.
+
+Kafka 4 never sends UNKNOWN_PRODUCER_ID: a producer that the log does not know, for example after its expiration, may
+begin with any sequence. UNSUPPORTED_FOR_MESSAGE_FORMAT cannot occur: every log takes format 2.
+
+Source: kafka `KafkaApis.handleProduceRequest`, `ReplicaManager.appendRecords`, `DelayedProduce`,
+`TransactionCoordinator.handleInitProducerId`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from uuid import UUID
+
+from local.errors import InvalidRequest, LogError, NotFound, Unavailable
+from local.names import TopicPartition
+from tiered.serve.handlers.service import Call, Service, served_partition
+from tiered.serve.messages.base import Error
+from tiered.serve.messages.produce import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    BatchIndexAndErrorMessage,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+    TopicProduceResponse,
+)
+from tiered.serve.record_sink import Appended, RecordSink, RefusedBatch, append_error, check_produced
+from tiered.serve.record_source import INTERNAL_TOPICS, ServedTopic
+
+NO_RESPONSE, WRITTEN, DURABLE = 0, 1, -1  # the values of acks
+_ADMIN_CLIENT = "__admin_client"  # kafka AdminUtils: may append to internal topics
+
+
+@dataclass(slots=True)
+class _Share:
+    """The batch of one partition; `response` is the answer so far."""
+
+    data: PartitionProduceData
+    topic_id: UUID | None
+    response: PartitionProduceResponse
+    partition: TopicPartition | None = None
+    is_transactional: bool = False
+    next_offset: int | None = None  # of the appended batch
+
+    @property
+    def records(self) -> memoryview:
+        """The bytes of the batch; empty if the request has none."""
+        (found,) = self.data.records or (memoryview(b""),)
+        return found
+
+    def fail(self, error: Error) -> None:
+        self.response = replace(self.response, error_code=error)
+
+
+async def produce(service: Service, request: ProduceRequest, call: Call) -> ProduceResponse | None:
+    assert service.sink is not None, "offered with a sink only"
+    shares = [[*_shares(topic)] for topic in request.topic_data]
+    all_shares = [each for of_topic in shares for each in of_topic]
+    await _find_partitions(service, request, all_shares)
+    for each in all_shares:
+        _check_form(each, call)
+    _check_transaction(service, request, all_shares)
+    open_shares = [each for each in all_shares if each.response.error_code is Error.NONE]
+    if request.acks not in (NO_RESPONSE, WRITTEN, DURABLE):
+        for each in open_shares:
+            each.fail(Error.INVALID_REQUIRED_ACKS)
+    elif open_shares:
+        append = partial(_append_all, service.sink, open_shares)
+        await asyncio.shield(service.appends.run(open_shares[0].partition, object(), append))
+    if request.acks == NO_RESPONSE:
+        errors = {each.response.error_code.name for each in all_shares} - {Error.NONE.name}
+        if errors:
+            wrong = "a request to produce without acknowledgement failed, closing is the only answer"
+            raise InvalidRequest(wrong, errors=",".join(sorted(errors)))
+        return None
+    if request.acks == DURABLE:
+        await _wait_until_durable(service, open_shares, request.timeout_ms)
+    return ProduceResponse(
+        responses=tuple(
+            TopicProduceResponse(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partition_responses=tuple(each.response for each in of_topic),
+            )
+            for topic, of_topic in zip(request.topic_data, shares, strict=True)
+        )
+    )
+
+
+async def init_producer_id(service: Service, request: InitProducerIdRequest, call: Call) -> InitProducerIdResponse:
+    """A new id for an idempotent producer. A transactional id belongs to the transaction coordinator."""
+    assert service.sink is not None, "offered with a sink only"
+    if (request.producer_id == NO_PRODUCER_ID) is not (request.producer_epoch == NO_PRODUCER_EPOCH):
+        return InitProducerIdResponse(error_code=Error.INVALID_REQUEST)
+    if request.transactional_id is not None:
+        return InitProducerIdResponse(error_code=Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    try:
+        new_id = await asyncio.shield(service.appends.run("producer ids", object(), service.sink.new_producer_id))
+    except Exception as error:  # noqa: BLE001 - one client's error
+        return InitProducerIdResponse(error_code=append_error(error, "producer ids"))
+    return InitProducerIdResponse(producer_id=new_id, producer_epoch=0)
+
+
+async def wait_until_durable(service: Service, partition: TopicPartition, next_offset: int) -> None:
+    """Wait until all records below `next_offset` are durable. Concurrent calls share one fsync. Raises LogError."""
+    assert service.sink is not None, "appended by it"
+    flush = partial(service.sink.flush, partition)
+    for _ in range(2):
+        # A running flush may have begun before the append. The one after it covers the append.
+        if await asyncio.shield(service.flushes.run(partition, ("flush", partition), flush)) >= next_offset:
+            return
+    raise Unavailable("cannot make records durable, the log was truncated", partition=partition)
+
+
+def _shares(topic: TopicProduceData) -> Iterator[_Share]:
+    for data in topic.partition_data:
+        yield _Share(data, topic.topic_id, PartitionProduceResponse(index=data.index))
+
+
+async def _find_partitions(service: Service, request: ProduceRequest, shares: Sequence[_Share]) -> None:
+    """Set the partition or the error of each share. Known topics need no new list of all topics."""
+    if service.known_topics is None or not _named_in(service.known_topics, service.names_by_id, request, shares):
+        try:
+            topics = await service.topics()
+        except LogError as error:
+            code = append_error(error, "all")
+            for each in shares:
+                each.fail(code)
+            return
+        _named_in(topics, service.names_by_id, request, shares)
+
+
+def _named_in(
+    topics: Mapping[str, ServedTopic], names: Mapping[UUID, str], request: ProduceRequest, shares: Sequence[_Share]
+) -> bool:
+    """Set the partitions that `topics` has, and the errors of the others; return whether all are there."""
+    waiting = iter(shares)
+    is_whole = True
+    for topic in request.topic_data:
+        name = topic.name if topic.topic_id is None else names.get(topic.topic_id)
+        missing = Error.UNKNOWN_TOPIC_ID if name is None else Error.UNKNOWN_TOPIC_OR_PARTITION
+        for _ in topic.partition_data:
+            share = next(waiting)
+            share.partition = served_partition(topics, name, share.data.index)
+            share.fail(Error.NONE if share.partition is not None else missing)
+            is_whole &= share.partition is not None
+    return is_whole
+
+
+def _check_form(share: _Share, call: Call) -> None:
+    if share.partition is None:
+        return
+    try:
+        header = check_produced(share.records, call.version)
+    except RefusedBatch as error:
+        share.fail(error.error)
+    else:
+        share.is_transactional = header.is_transactional
+        if share.partition.topic in INTERNAL_TOPICS and call.client_id != _ADMIN_CLIENT:
+            share.fail(Error.INVALID_TOPIC_EXCEPTION)
+
+
+def _check_transaction(service: Service, request: ProduceRequest, shares: Sequence[_Share]) -> None:
+    """Refuse transactional batches: the transaction coordinator, which admits them, is not part of this server.
+
+    Source: kafka `KafkaApis.handleProduceRequest`, `ReplicaManager.maybeSendPartitionsToTransactionCoordinator`.
+    """
+    if any(each.is_transactional for each in shares) and request.transactional_id is None:
+        for each in shares:
+            each.fail(Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    for each in shares:
+        if each.is_transactional and each.response.error_code is Error.NONE:
+            each.fail(Error.INVALID_TXN_STATE)
+
+
+def _append_all(sink: RecordSink, shares: Sequence[_Share]) -> None:
+    """Append in the order of the request, in the thread of a pool."""
+    for each in shares:
+        assert each.partition is not None, "checked before"
+        try:
+            found = sink.append(each.partition, each.records, topic_id=each.topic_id)
+        except Exception as error:  # noqa: BLE001 - one partition must not fail the others
+            each.response = _refused(each, error)
+        else:
+            each.next_offset = found.next_offset
+            each.response = _accepted(each, found)
+
+
+def _accepted(share: _Share, found: Appended) -> PartitionProduceResponse:
+    return PartitionProduceResponse(
+        index=share.data.index,
+        base_offset=found.base_offset,
+        log_append_time=found.log_append_time_ms,
+        log_start_offset=found.log_start_offset,
+    )
+
+
+def _refused(share: _Share, error: Exception) -> PartitionProduceResponse:
+    code = append_error(error, share.partition)
+    if isinstance(error, NotFound) and share.topic_id is not None:
+        code = Error.UNKNOWN_TOPIC_ID
+    records = error.records if isinstance(error, RefusedBatch) else ()
+    return PartitionProduceResponse(
+        index=share.data.index,
+        error_code=code,
+        record_errors=tuple(
+            BatchIndexAndErrorMessage(batch_index=each.position, batch_index_error_message=each.message)
+            for each in records
+        ),
+        error_message=error.attempt if isinstance(error, RefusedBatch) and records else None,
+    )
+
+
+async def _wait_until_durable(service: Service, shares: Sequence[_Share], timeout_ms: int) -> None:
+    waiting = {
+        asyncio.ensure_future(wait_until_durable(service, each.partition, each.next_offset)): each
+        for each in shares
+        if each.partition is not None and each.next_offset is not None
+    }
+    if not waiting:
+        return
+    try:
+        await asyncio.wait(waiting, timeout=max(timeout_ms, 0) / 1000)
+        for wait, share in waiting.items():
+            if not wait.done():
+                share.fail(Error.REQUEST_TIMED_OUT)
+            elif (error := wait.exception()) is not None:
+                share.response = _refused(share, error)  # type: ignore[arg-type]  # a LogError or another Exception
+    finally:
+        for wait in waiting:
+            wait.cancel()
