@@ -165,17 +165,19 @@ class Config:
     def given_properties(self, topic: str, own: Mapping[str, str] | None = None) -> dict[str, str]:
         """As `topic_properties`, without the built-in defaults."""
         given: dict[str, str] = {}
-        for _, layer in self._layers(topic, _settings(own or {}, {"topic": topic}, per_topic=True)):
+        for _, layer in self.layers(topic, own or {}):
             given |= layer
         return given
 
     def explain(self, topic: str, own: Mapping[str, str] | None = None) -> list[Setting]:
         effective = {name: Setting(name=name, value=value, origin="default") for name, value in DEFAULTS.items()}
-        for origin, layer in self._layers(topic, _settings(own or {}, {"topic": topic}, per_topic=True)):
+        for origin, layer in self.layers(topic, own or {}):
             effective |= {name: Setting(name=name, value=value, origin=origin) for name, value in layer.items()}
         return list(effective.values())
 
-    def _layers(self, topic: str, own: Mapping[str, str]) -> Iterator[tuple[str, Mapping[str, str]]]:
+    def layers(self, topic: str, own: Mapping[str, str]) -> Iterator[tuple[str, Mapping[str, str]]]:
+        """The origins and their settings, a later one over an earlier. Raises InvalidRequest for one in `own`."""
+        own = _settings(own, {"topic": topic}, per_topic=True)
         yield f"{self.path} [defaults]", self.defaults
         for glob, settings in self.topics.items():
             if fnmatchcase(topic, glob):

@@ -71,6 +71,9 @@ class TopicRegistry:
         topics = self._topics
         return [topics[name] for name in sorted(topics)]
 
+    def find(self, name: str) -> Topic | None:
+        return self._topics.get(name)
+
     def get(self, name: str) -> Topic:
         """The topic. Raises NotFound, naming the topics that exist."""
         check_topic(name)

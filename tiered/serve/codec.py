@@ -290,7 +290,7 @@ def _read_tagged(cursor: Cursor, tagged: Mapping[int, tuple[str, Read]]) -> dict
 def _value_reader(field: _Field, message: type | None, *, is_compact: bool) -> Read:
     read_item = _struct_reader(field.item, message) if field.kind is None else _plain_reader(field, is_compact)
     if not field.is_array:
-        return read_item
+        return _maybe_null_reader(read_item) if field.kind is None and field.is_nullable else read_item
     form = None if is_compact else _INT32
 
     def read(cursor: Cursor) -> object:
@@ -300,6 +300,11 @@ def _value_reader(field: _Field, message: type | None, *, is_compact: bool) -> R
         return None if count < 0 else tuple([read_item(cursor) for _ in range(count)])
 
     return read
+
+
+def _maybe_null_reader(read_item: Read) -> Read:
+    """A reader of a struct that may be null. Source: KIP-893."""
+    return lambda cursor: None if cursor.number(_INT8) < 0 else read_item(cursor)
 
 
 def _plain_reader(field: _Field, is_compact: bool) -> Read:
@@ -384,13 +389,22 @@ def _write_tagged(frame: Frame, value: object, tagged: Sequence[tuple[int, str, 
 def _value_writer(field: _Field, message: type | None, is_compact: bool) -> Write:
     write_item = _struct_writer(field.item, message) if field.kind is None else _plain_writer(field, is_compact)
     if not field.is_array:
-        return write_item
+        return _maybe_null_writer(write_item) if field.kind is None and field.is_nullable else write_item
     form = None if is_compact else _INT32
 
     def write(frame: Frame, values: Sequence[object] | None) -> None:
         frame.length(form, -1 if values is None else len(values))
         for each in values or ():
             write_item(frame, each)
+
+    return write
+
+
+def _maybe_null_writer(write_item: Write) -> Write:
+    def write(frame: Frame, value: object) -> None:
+        frame.number(_INT8, -1 if value is None else 1)
+        if value is not None:
+            write_item(frame, value)
 
     return write
 

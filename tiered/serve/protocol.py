@@ -28,12 +28,31 @@ from kio.schema.index import api_key_map
 
 from local.errors import InvalidRequest
 from tiered.serve.codec import Cursor, Frame, is_flexible, reader_of, writer_of
-from tiered.serve.messages import cluster, fetch, offsets, operations, produce, transactions
+from tiered.serve.messages import (
+    cluster,
+    configs,
+    fetch,
+    log_dirs,
+    offsets,
+    operations,
+    produce,
+    topics,
+    transactions,
+)
 from tiered.serve.messages.base import Api, Error, Piece, Versions
 from tiered.serve.messages.cluster import ApiVersion, ApiVersionsResponse
 
 SERVED: Mapping[int, Versions] = MappingProxyType(
-    {**cluster.APIS, **offsets.APIS, **fetch.APIS, **produce.APIS, **transactions.APIS}
+    {
+        **cluster.APIS,
+        **offsets.APIS,
+        **fetch.APIS,
+        **produce.APIS,
+        **topics.APIS,
+        **configs.APIS,
+        **log_dirs.APIS,
+        **transactions.APIS,
+    }
 )
 OWN: Mapping[int, Versions] = operations.APIS
 _KNOWN = {**SERVED, **OWN}

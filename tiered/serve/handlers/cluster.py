@@ -37,7 +37,7 @@ from tiered.serve.record_source import INTERNAL_TOPICS, Leader, ServedTopic
 from tiered.serve.transactions.transaction import VERSION_2
 
 # Bits of kafka's `AclOperation`
-_TOPIC_OPERATIONS = 1 << 3 | 1 << 8  # READ, DESCRIBE
+TOPIC_OPERATIONS = 1 << 3 | 1 << 8  # READ, DESCRIBE
 _CLUSTER_OPERATIONS = 1 << 8
 _BROKERS = 1  # the endpoint type
 _NO_LEADER = -1
@@ -71,9 +71,9 @@ async def metadata(service: Service, request: MetadataRequest, call: Call) -> Me
             known = await service.topics()
         except LogError as error:
             failure = error_of(error, "all")
-    operations = _TOPIC_OPERATIONS if request.include_topic_authorized_operations else NO_OPERATIONS
+    operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NO_OPERATIONS
     if wants_all:
-        topics = [_described(service, topic, operations) for topic in known.values()]
+        topics = [described_topic(service, topic, operations) for topic in known.values()]
     elif failure is not Error.NONE:
         topics = [_failed(each, Error.KAFKA_STORAGE_ERROR) for each in request.topics or ()]
     else:
@@ -126,11 +126,11 @@ def _named(
         name = service.names_by_id.get(topic_id)
     topic = known.get(name) if name is not None else None
     if topic is not None:
-        return _described(service, topic, operations)
-    return _failed(requested, Error.UNKNOWN_TOPIC_ID if requested.name is None else _missing(requested.name))
+        return described_topic(service, topic, operations)
+    return _failed(requested, Error.UNKNOWN_TOPIC_ID if requested.name is None else missing_topic(requested.name))
 
 
-def _missing(name: str) -> Error:
+def missing_topic(name: str) -> Error:
     try:
         check_topic(name)
     except InvalidRequest:
@@ -142,7 +142,7 @@ def _failed(requested: MetadataRequestTopic, error: Error) -> MetadataResponseTo
     return MetadataResponseTopic(error_code=error, name=requested.name, topic_id=requested.topic_id)
 
 
-def _described(service: Service, topic: ServedTopic, operations: int) -> MetadataResponseTopic:
+def described_topic(service: Service, topic: ServedTopic, operations: int) -> MetadataResponseTopic:
     leaders = service.source.leaders(topic)
     return MetadataResponseTopic(
         name=topic.name,

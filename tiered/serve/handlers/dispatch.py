@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from tiered.serve.handlers.cluster import api_versions, describe_cluster, metadata
+from tiered.serve.handlers.configs import alter_configs, describe_configs, incremental_alter_configs
 from tiered.serve.handlers.fetch import fetch
+from tiered.serve.handlers.log_dirs import alter_replica_log_dirs, delete_records, describe_log_dirs
 from tiered.serve.handlers.offsets import list_offsets, offset_for_leader_epoch
 from tiered.serve.handlers.produce import init_producer_id, produce
 from tiered.serve.handlers.service import Call, Handler, Service
+from tiered.serve.handlers.topic_partitions import describe_topic_partitions
+from tiered.serve.handlers.topics import create_partitions, create_topics, delete_topics
 from tiered.serve.handlers.transaction_queries import (
     describe_producers,
     describe_transactions,
@@ -35,6 +39,16 @@ HANDLERS: Mapping[int, Handler] = MappingProxyType(
         Api.DESCRIBE_PRODUCERS: describe_producers,
         Api.DESCRIBE_TRANSACTIONS: describe_transactions,
         Api.LIST_TRANSACTIONS: list_transactions,
+        Api.CREATE_TOPICS: create_topics,
+        Api.DELETE_TOPICS: delete_topics,
+        Api.CREATE_PARTITIONS: create_partitions,
+        Api.DESCRIBE_TOPIC_PARTITIONS: describe_topic_partitions,
+        Api.DESCRIBE_CONFIGS: describe_configs,
+        Api.ALTER_CONFIGS: alter_configs,
+        Api.INCREMENTAL_ALTER_CONFIGS: incremental_alter_configs,
+        Api.DELETE_RECORDS: delete_records,
+        Api.DESCRIBE_LOG_DIRS: describe_log_dirs,
+        Api.ALTER_REPLICA_LOG_DIRS: alter_replica_log_dirs,
     }
 )
 

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from local.errors import Corrupt, Fenced, InvalidRequest, LogError, NotFound, OffsetOutOfRange
 from local.names import TopicPartition
+from tiered.serve.admin import Admin, Configs
 from tiered.serve.handlers.fetch_sessions import FetchSessions
 from tiered.serve.messages.base import Api, Error, Versions
 from tiered.serve.peers import Endpoint as Endpoint
@@ -42,7 +43,7 @@ PART_OF: Mapping[int, str] = MappingProxyType(
             Api.CREATE_TOPICS,
             Api.DELETE_TOPICS,
             Api.DELETE_RECORDS,
-            Api.DESCRIBE_CONFIGS,
+            Api.ALTER_CONFIGS,
             Api.ALTER_REPLICA_LOG_DIRS,
             Api.DESCRIBE_LOG_DIRS,
             Api.CREATE_PARTITIONS,
@@ -50,6 +51,7 @@ PART_OF: Mapping[int, str] = MappingProxyType(
         ),
         "admin",
     )
+    | dict.fromkeys((Api.DESCRIBE_CONFIGS,), "configs")
     | dict.fromkeys(
         (
             Api.OFFSET_COMMIT,
@@ -125,7 +127,8 @@ class Service:
 
     source: RecordSource
     sink: RecordSink | None = None
-    admin: object | None = None
+    admin: Admin | None = None
+    configs: Configs | None = None
     groups: object | None = None
     transactions: TransactionCoordinator | None = None
     security: object | None = None
@@ -134,6 +137,8 @@ class Service:
     pool: ReadPool = field(default_factory=ReadPool)
     appends: ReadPool = field(default_factory=partial(ReadPool, APPENDS_AT_ONCE, partition_max=APPENDS_OF_PARTITION))
     flushes: ReadPool = field(default_factory=partial(ReadPool, FLUSHES_AT_ONCE, partition_max=1))
+    # One thread for changes and one for moves between log directories, each of which runs them one at a time.
+    changes: ReadPool = field(default_factory=partial(ReadPool, 2, partition_max=1))
     bounds: dict[TopicPartition, Bounds] = field(default_factory=dict)
     known_topics: Mapping[str, ServedTopic] | None = None
     names_by_id: dict[UUID, str] = field(default_factory=dict)  # of `known_topics`
@@ -150,7 +155,7 @@ class Service:
 
     def close(self) -> None:
         """End idle threads of the pools."""
-        for pool in (self.pool, self.appends, self.flushes):
+        for pool in (self.pool, self.appends, self.flushes, self.changes):
             pool.close()
 
     async def topics(self) -> Mapping[str, ServedTopic]:

@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from tiered.manager.manager import LogManager
 from tiered.serve.endpoint import parse_endpoint, serving
 from tiered.serve.handlers.service import Service
+from tiered.serve.node.node_admin import NodeAdmin
 from tiered.serve.node.node_sink import NodeSink
 from tiered.serve.node.node_source import NodeSource
 from tiered.serve.server import KafkaServer
@@ -24,6 +25,10 @@ def serving_node(
     """
     address = parse_endpoint("--kafka-advertise", advertised)
     with closing(NodeSource(manager)) as source:
-        service = Service(source=source, broker_id=source.broker_id, sink=NodeSink(manager, now_ms))
-        with serving(service, host, port, address) as server:
+        admin = NodeAdmin(manager, source.broker_id, now_ms)
+        service = Service(
+            source=source, sink=NodeSink(manager, now_ms), admin=admin, configs=admin, broker_id=source.broker_id
+        )
+        # The listener closes first, then the running change ends.
+        with closing(admin), serving(service, host, port, address) as server:
             yield server

@@ -13,6 +13,7 @@ from typing import Any, Union, get_args, get_origin
 from uuid import UUID
 
 import pytest
+from admin_samples import ADMIN_RESPONSES
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kio.index import load_request_schema, load_response_schema
@@ -229,6 +230,7 @@ RESPONSES = {
         unknown_state_filters=("Open",),
         transaction_states=(ListedTransaction(transactional_id="id", producer_id=5, transaction_state="Empty"),),
     ),
+    **ADMIN_RESPONSES,
     Api.DESCRIBE_CLUSTER: DescribeClusterResponse(
         cluster_id="cluster", controller_id=0, brokers=(DescribeClusterBroker(broker_id=0, host="h", port=1),)
     ),

@@ -10,7 +10,7 @@ from tiered.serve.handlers.service import PART_OF, Service
 from tiered.serve.messages.base import Api
 from tiered.serve.protocol import SERVED
 
-PARTS = ("sink", "admin", "groups", "transactions", "security")
+PARTS = ("sink", "admin", "configs", "groups", "transactions", "security")
 
 
 def test_every_served_api_has_a_handler() -> None:

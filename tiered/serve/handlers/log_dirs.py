@@ -1,0 +1,153 @@
+"""DeleteRecords, DescribeLogDirs and AlterReplicaLogDirs.
+
+A move begins after the response, as in Kafka: DescribeLogDirs shows a future replica until its end. Source: kafka
+`ReplicaManager.deleteRecords`, `describeLogDirs`, `alterReplicaLogDirs`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from functools import partial
+
+from local.errors import LogError
+from local.names import TopicPartition
+from tiered.serve.admin import Admin, LogDir, Replica
+from tiered.serve.handlers.changes import admin_of, failure_of, run_changes
+from tiered.serve.handlers.service import Call, Service, served_partition
+from tiered.serve.messages.base import Error
+from tiered.serve.messages.log_dirs import (
+    AlterReplicaLogDirPartitionResult,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirTopicResult,
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+    DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
+
+_UNKNOWN = -1  # kafka `DescribeLogDirsResponse.UNKNOWN_VOLUME_BYTES`, `INVALID_OFFSET_LAG`
+_log = logging.getLogger(__name__)
+
+
+async def delete_records(service: Service, request: DeleteRecordsRequest, call: Call) -> DeleteRecordsResponse:
+    topics, admin = await service.topics(), admin_of(service)
+    found: dict[tuple[int, int], DeleteRecordsPartitionResult] = {}
+    checked: dict[tuple[int, int], TopicPartition] = {}
+    calls = []
+    for at, topic in enumerate(request.topics):
+        for number, each in enumerate(topic.partitions):
+            partition = served_partition(topics, topic.name, each.partition_index)
+            if partition is None:
+                found[at, number] = DeleteRecordsPartitionResult(
+                    partition_index=each.partition_index, error_code=Error.UNKNOWN_TOPIC_OR_PARTITION
+                )
+            else:
+                checked[at, number] = partition
+                calls.append(partial(admin.delete_records, partition, each.offset))
+    outcomes = await run_changes(service, calls, request.timeout_ms)
+    for (place, partition), outcome in zip(checked.items(), outcomes, strict=True):
+        found[place] = _deleted(partition, outcome)
+    return DeleteRecordsResponse(
+        topics=tuple(
+            DeleteRecordsTopicResult(
+                name=topic.name, partitions=tuple(found[at, number] for number in range(len(topic.partitions)))
+            )
+            for at, topic in enumerate(request.topics)
+        )
+    )
+
+
+async def describe_log_dirs(service: Service, request: DescribeLogDirsRequest, call: Call) -> DescribeLogDirsResponse:
+    admin = admin_of(service)
+    try:
+        dirs = await service.call("log-dirs", "log-dirs", admin.log_dirs)
+    except Exception as error:  # noqa: BLE001 - answered with its code
+        return DescribeLogDirsResponse(error_code=failure_of(error, "log directories")[0])
+    wanted = None
+    if request.topics is not None:
+        wanted = {(topic.topic, number) for topic in request.topics for number in topic.partitions}
+    return DescribeLogDirsResponse(results=tuple(_described(each, wanted) for each in dirs))
+
+
+async def alter_replica_log_dirs(
+    service: Service, request: AlterReplicaLogDirsRequest, call: Call
+) -> AlterReplicaLogDirsResponse:
+    topics, admin = await service.topics(), admin_of(service)
+    found: dict[str, list[AlterReplicaLogDirPartitionResult]] = defaultdict(list)
+    for directory in request.dirs:
+        for topic in directory.topics:
+            for number in topic.partitions:
+                partition = served_partition(topics, topic.name, number)
+                error = Error.UNKNOWN_TOPIC_OR_PARTITION
+                if partition is not None:
+                    error = await _begin_move(service, admin, partition, directory.path)
+                found[topic.name].append(AlterReplicaLogDirPartitionResult(partition_index=number, error_code=error))
+    return AlterReplicaLogDirsResponse(
+        results=tuple(
+            AlterReplicaLogDirTopicResult(topic_name=name, partitions=tuple(partitions))
+            for name, partitions in found.items()
+        )
+    )
+
+
+def _deleted(partition: TopicPartition, outcome: int | Exception) -> DeleteRecordsPartitionResult:
+    if isinstance(outcome, Exception):
+        error, message = failure_of(outcome, partition)
+        # The response has no message.
+        _log.info("records not deleted: partition=%s error=%s cause=%s", partition, error.name, message)
+        return DeleteRecordsPartitionResult(partition_index=partition.partition, error_code=error)
+    return DeleteRecordsPartitionResult(partition_index=partition.partition, low_watermark=outcome)
+
+
+async def _begin_move(service: Service, admin: Admin, partition: TopicPartition, directory: str) -> Error:
+    try:
+        check = partial(admin.check_move, partition, directory)
+        if await service.call("log-dirs", ("check", partition, directory), check):
+            # Not awaited: the client polls DescribeLogDirs. The same move, asked for twice, is one move.
+            service.changes.run("moves", ("move", partition, directory), partial(_move, admin, partition, directory))
+    except Exception as error:  # noqa: BLE001 - one partition must not fail the others
+        code, message = failure_of(error, partition)
+        _log.info("partition not moved: partition=%s to=%s error=%s cause=%s", partition, directory, code.name, message)
+        return code
+    return Error.NONE
+
+
+def _move(admin: Admin, partition: TopicPartition, directory: str) -> None:
+    try:
+        admin.move(partition, directory)
+    except LogError as error:
+        _log.warning("the move of a partition ended: partition=%s to=%s error=%s", partition, directory, error)
+    except Exception:  # noqa: BLE001 - the thread serves on
+        _log.exception("the move of a partition failed: partition=%s to=%s", partition, directory)
+
+
+def _described(directory: LogDir, wanted: Collection[tuple[str, int]] | None) -> DescribeLogDirsResult:
+    topics: Mapping[str, list[DescribeLogDirsPartition]] = defaultdict(list)
+    for each in directory.replicas:
+        if wanted is None or (each.partition.topic, each.partition.partition) in wanted:
+            topics[each.partition.topic].append(_replica(each))
+    return DescribeLogDirsResult(
+        error_code=Error.KAFKA_STORAGE_ERROR if directory.is_offline else Error.NONE,
+        log_dir=directory.path,
+        topics=tuple(DescribeLogDirsTopic(name=name, partitions=tuple(each)) for name, each in topics.items()),
+        total_bytes=_UNKNOWN if directory.total_bytes is None else directory.total_bytes,
+        usable_bytes=_UNKNOWN if directory.free_bytes is None else directory.free_bytes,
+        is_cordoned=directory.is_cordoned,
+    )
+
+
+def _replica(replica: Replica) -> DescribeLogDirsPartition:
+    return DescribeLogDirsPartition(
+        partition_index=replica.partition.partition,
+        partition_size=replica.size_bytes,
+        offset_lag=_UNKNOWN if replica.is_future else 0,
+        is_future_key=replica.is_future,
+    )

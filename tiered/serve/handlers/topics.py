@@ -1,0 +1,247 @@
+"""CreateTopics, DeleteTopics and CreatePartitions. Every topic of a request succeeds or fails on its own.
+
+Order of the checks of a topic: duplicate name, valid name, existence, manual assignment, number of partitions,
+replication factor, settings. Source: kafka `ReplicationControlManager`, `ControllerApis`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from uuid import UUID
+
+from tiered.serve.admin import Admin, CreatedTopic, NewTopic, Refused
+from tiered.serve.handlers.changes import admin_of, failure_of, name_failure, run_changes
+from tiered.serve.handlers.service import Call, Service
+from tiered.serve.messages.base import Error
+from tiered.serve.messages.topics import (
+    CreatableTopic,
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+)
+from tiered.serve.record_source import INTERNAL_TOPICS, ServedTopic
+
+PARTITIONS_PER_REQUEST_MAX = 10_000  # kafka `ReplicationControlManager.MAX_PARTITIONS_PER_BATCH`
+METADATA_LOG = "__cluster_metadata"
+_TOO_MANY = "Excessively large number of partitions per request."
+_DUPLICATE = "Duplicate topic name."
+_DEFAULT = -1
+
+
+async def create_topics(service: Service, request: CreateTopicsRequest, call: Call) -> CreateTopicsResponse:
+    admin, known = admin_of(service), await service.topics()
+    counts = Counter(each.name for each in request.topics)
+    wanted = {each.name: each for each in request.topics}
+    is_too_large = _requested_partitions(request.topics, admin) > PARTITIONS_PER_REQUEST_MAX
+    checked: dict[str, NewTopic] = {}
+    found: dict[str, CreatableTopicResult] = {}
+    for name, topic in wanted.items():
+        try:
+            if is_too_large:
+                raise Refused(Error.POLICY_VIOLATION, _TOO_MANY)
+            if counts[name] > 1:
+                raise Refused(Error.INVALID_REQUEST, _DUPLICATE)
+            checked[name] = _checked(topic, known, service.broker_id)
+        except Refused as refused:
+            found[name] = _not_created(name, refused)
+    create = partial(admin.create_topics, list(checked.values()), validate_only=request.validate_only)
+    for created in await run_changes(service, [create] if checked else [], request.timeout_ms):
+        each_created = [created] * len(checked) if isinstance(created, Exception) else created
+        for name, each in zip(checked, each_created, strict=True):
+            found[name] = _not_created(name, each) if isinstance(each, Exception) else _created(name, each)
+    return CreateTopicsResponse(topics=tuple(found[name] for name in wanted))
+
+
+async def delete_topics(service: Service, request: DeleteTopicsRequest, call: Call) -> DeleteTopicsResponse:
+    wanted = (*request.topics, *(DeleteTopicState(name=name) for name in request.topic_names))
+    known, admin = await service.topics(), admin_of(service)
+    names = Counter(_name_of(each, service.names_by_id) for each in wanted)
+    found: dict[DeleteTopicState, DeletableTopicResult] = {}
+    checked: dict[DeleteTopicState, tuple[str, UUID | None]] = {}
+    for each in dict.fromkeys(wanted):
+        try:
+            name = _to_delete(each, known, service.names_by_id, names)
+        except Refused as refused:
+            found[each] = _not_deleted(each, refused)
+        else:
+            checked[each] = name, each.topic_id
+    calls = [partial(admin.delete_topic, *each) for each in checked.values()]
+    for each, deleted in zip(checked, await run_changes(service, calls, request.timeout_ms), strict=True):
+        if isinstance(deleted, Exception):
+            found[each] = _not_deleted(each, deleted)
+        else:
+            found[each] = DeletableTopicResult(name=checked[each][0], topic_id=deleted)
+    return DeleteTopicsResponse(responses=tuple(found[each] for each in dict.fromkeys(wanted)))
+
+
+async def create_partitions(service: Service, request: CreatePartitionsRequest, call: Call) -> CreatePartitionsResponse:
+    known, admin = await service.topics(), admin_of(service)
+    counts = Counter(each.name for each in request.topics)
+    found: dict[str, CreatePartitionsTopicResult] = {}
+    checked: list[CreatePartitionsTopic] = []
+    added = sum(max(0, each.count - len(known[each.name].partitions)) for each in request.topics if each.name in known)
+    for each in request.topics:
+        try:
+            if counts[each.name] > 1:
+                raise Refused(Error.INVALID_REQUEST, _DUPLICATE)
+            _check_more_partitions(each, known, service.broker_id)
+            if added > PARTITIONS_PER_REQUEST_MAX:
+                raise Refused(Error.POLICY_VIOLATION, _TOO_MANY)
+            checked.append(each)
+        except Refused as refused:
+            error, message = failure_of(refused, each.name)
+            found[each.name] = CreatePartitionsTopicResult(name=each.name, error_code=error, error_message=message)
+    is_dry = request.validate_only
+    calls = [partial(admin.add_partitions, each.name, each.count, validate_only=is_dry) for each in checked]
+    for each, outcome in zip(checked, await run_changes(service, calls, request.timeout_ms), strict=True):
+        error, message = failure_of(outcome, each.name) if isinstance(outcome, Exception) else (Error.NONE, None)
+        found[each.name] = CreatePartitionsTopicResult(name=each.name, error_code=error, error_message=message)
+    return CreatePartitionsResponse(results=tuple(found[name] for name in counts))
+
+
+def _requested_partitions(topics: Sequence[CreatableTopic], admin: Admin) -> int:
+    def count(topic: CreatableTopic) -> int:
+        if topic.assignments:
+            return len(topic.assignments)
+        return admin.default_partitions if topic.num_partitions == _DEFAULT else max(0, topic.num_partitions)
+
+    return sum(map(count, topics))
+
+
+def _checked(topic: CreatableTopic, known: Mapping[str, ServedTopic], broker_id: int) -> NewTopic:
+    if (failure := name_failure(topic.name)) is not None:
+        raise Refused(*failure)
+    if topic.name == METADATA_LOG:
+        raise Refused(Error.INVALID_REQUEST, f"Creation of internal topic {METADATA_LOG} is prohibited.")
+    if topic.name in known:
+        raise Refused(Error.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists.")
+    count: int | None = None if topic.num_partitions == _DEFAULT else topic.num_partitions
+    if topic.assignments:
+        count = _assigned(topic, broker_id)
+    elif count is not None and count < 1:
+        raise Refused(Error.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value.")
+    elif topic.replication_factor < 1 and topic.replication_factor != _DEFAULT:
+        wrong = "Replication factor must be larger than 0, or -1 to use the default value."
+        raise Refused(Error.INVALID_REPLICATION_FACTOR, wrong)
+    elif topic.replication_factor > 1:
+        raise Refused(
+            Error.INVALID_REPLICATION_FACTOR,
+            f"Unable to replicate the partition {topic.replication_factor} time(s): The target replication factor of "
+            f"{topic.replication_factor} cannot be reached because only 1 broker(s) are registered.",
+        )
+    settings: dict[str, str] = {}
+    for each in topic.configs:
+        if each.value is None:
+            raise Refused(Error.INVALID_CONFIG, f"Null value not supported for topic configs: {each.name}")
+        settings[each.name] = each.value
+    return NewTopic(name=topic.name, partitions=count, settings=settings)
+
+
+def _assigned(topic: CreatableTopic, broker_id: int) -> int:
+    """The number of partitions of a manual assignment."""
+    for field, value in (("numPartitions", topic.num_partitions), ("replication factor", topic.replication_factor)):
+        if value != _DEFAULT:
+            wrong = f"A manual partition assignment was specified, but {field} was not set to -1."
+            raise Refused(Error.INVALID_REQUEST, wrong)
+    numbers = set[int]()
+    for each in topic.assignments:
+        if each.partition_index in numbers:
+            wrong = f"Found multiple manual partition assignments for partition {each.partition_index}"
+            raise Refused(Error.INVALID_REPLICA_ASSIGNMENT, wrong)
+        numbers.add(each.partition_index)
+        _check_replicas(each.broker_ids, broker_id)
+    if numbers != set(range(len(numbers))):
+        wrong = "partitions should be a consecutive 0-based integer sequence"
+        raise Refused(Error.INVALID_REPLICA_ASSIGNMENT, wrong)
+    return len(numbers)
+
+
+def _check_replicas(brokers: Sequence[int], broker_id: int) -> None:
+    wrong = None
+    if not brokers:
+        wrong = "The manual partition assignment includes an empty replica list."
+    elif (unknown := next((each for each in brokers if each != broker_id), None)) is not None:
+        wrong = f"The manual partition assignment includes broker {unknown}, but no such broker is registered."
+    elif len(brokers) > 1:
+        wrong = f"The manual partition assignment includes the broker {broker_id} more than once."
+    if wrong is not None:
+        raise Refused(Error.INVALID_REPLICA_ASSIGNMENT, wrong)
+
+
+def _check_more_partitions(topic: CreatePartitionsTopic, known: Mapping[str, ServedTopic], broker_id: int) -> None:
+    if topic.name not in known:
+        raise Refused(Error.UNKNOWN_TOPIC_OR_PARTITION, f"Topic '{topic.name}' does not exist.")
+    count = len(known[topic.name].partitions)
+    if topic.count == count:
+        raise Refused(Error.INVALID_PARTITIONS, f"Topic already has {count} partition(s).")
+    if topic.count < count:
+        wrong = f"The topic {topic.name} currently has {count} partition(s); {topic.count} would not be an increase."
+        raise Refused(Error.INVALID_PARTITIONS, wrong)
+    if topic.assignments is None:
+        return
+    if len(topic.assignments) != topic.count - count:
+        wrong = (
+            f"Attempted to add {topic.count - count} additional partition(s), but only {len(topic.assignments)} "
+            "assignment(s) were specified."
+        )
+        raise Refused(Error.INVALID_REPLICA_ASSIGNMENT, wrong)
+    for each in topic.assignments:
+        _check_replicas(each.broker_ids, broker_id)
+
+
+def _name_of(topic: DeleteTopicState, names_by_id: Mapping[UUID, str]) -> str | None:
+    return names_by_id.get(topic.topic_id) if topic.name is None and topic.topic_id is not None else topic.name
+
+
+def _to_delete(
+    topic: DeleteTopicState, known: Collection[str], names_by_id: Mapping[UUID, str], names: Mapping[str | None, int]
+) -> str:
+    name = _name_of(topic, names_by_id)
+    if topic.name is not None and topic.topic_id is not None:
+        raise Refused(Error.INVALID_REQUEST, "You may not specify both topic name and topic id.")
+    if topic.name is None and topic.topic_id is None:
+        raise Refused(Error.INVALID_REQUEST, "Neither topic name nor id were specified.")
+    if name is None or (topic.name is None and name not in known):
+        raise Refused(Error.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
+    if names[name] > 1:
+        raise Refused(Error.INVALID_REQUEST, _DUPLICATE if topic.name is not None else "Duplicate topic id.")
+    if name not in known:
+        raise Refused(Error.UNKNOWN_TOPIC_OR_PARTITION, f"Topic '{name}' does not exist.")
+    if name in INTERNAL_TOPICS:
+        raise Refused(Error.POLICY_VIOLATION, f"Topic '{name}' holds the state of groups or transactions.")
+    return name
+
+
+def _created(name: str, topic: CreatedTopic) -> CreatableTopicResult:
+    configs = [
+        CreatableTopicConfigs(name=each.name, value=each.value, read_only=each.is_read_only, config_source=each.source)
+        for each in sorted(topic.settings, key=lambda each: each.name)
+    ]
+    return CreatableTopicResult(
+        name=name,
+        topic_id=topic.topic_id,
+        num_partitions=topic.partition_count,
+        replication_factor=1,
+        configs=tuple(configs),
+    )
+
+
+def _not_created(name: str, why: Exception) -> CreatableTopicResult:
+    error, message = failure_of(why, name)
+    return CreatableTopicResult(name=name, error_code=error, error_message=message)
+
+
+def _not_deleted(topic: DeleteTopicState, why: Exception) -> DeletableTopicResult:
+    error, message = failure_of(why, topic.name or topic.topic_id)
+    return DeletableTopicResult(name=topic.name, topic_id=topic.topic_id, error_code=error, error_message=message)
