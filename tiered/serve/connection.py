@@ -1,17 +1,19 @@
 """One client: frames in, responses out, in the order of the requests.
 
 A connection has one request at work, as Kafka's have. Later requests wait in the socket's buffer, so TCP stops a client
-that sends without reading.
+that sends without reading. A Produce request is an exception: after its append, while it waits for the disk, the next
+request begins. So requests of one connection share an fsync too. At most IN_FLIGHT_MAX requests wait in this way.
 
 | the connection waits for | limit | then |
 |---|---|---|
 | another request | `idle_s` | it is closed |
-| the rest of a frame, from its length on | `frame_s` | it is closed |
+| the memory of a request above `TINY_BYTES` (`Load`), before it is read | | |
+| the rest of a frame, from its length on | `frame_s`, and a second for each FRAME_BYTES_PER_S | it is closed |
 | the client to read `sender.SLICE_BYTES` of a response | `send_s` | it is closed |
 
-Memory of one connection: a frame of at most `frame_bytes_max`, its request, and its response (`tiered.serve.sender`).
-A response holds views of cached chunks, whose sum over all connections `Load` bounds, and ranges of files, which hold
-no bytes.
+Memory of one connection: the frames of its requests at work, each at most `frame_bytes_max`, and their responses
+(`tiered.serve.sender`). `Load` bounds the sum of the frames over all connections, and that of the views of cached
+chunks in responses. Ranges of files hold no bytes.
 """
 
 from __future__ import annotations
@@ -20,15 +22,22 @@ import asyncio
 import logging
 import socket
 import struct
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from local.errors import InvalidRequest, LogError
 from tiered.serve.handlers.dispatch import answer
 from tiered.serve.handlers.service import Call, Endpoint, Service
+from tiered.serve.messages.base import Piece
 from tiered.serve.protocol import Received, encode, parse
 from tiered.serve.sender import Sender, memory_bytes
 
-FRAME_BYTES_MAX = 2 << 20  # without Produce a request is small: a Fetch of 10 000 partitions has some 500 KB
+FRAME_BYTES_MAX = 100 << 20  # kafka socket.request.max.bytes
+READ_FRAME_BYTES_MAX = 2 << 20  # without Produce a request is small: a Fetch of 10 000 partitions has some 500 KB
+FRAME_BYTES_PER_S = 1 << 20
+IN_FLIGHT_MAX = 16
+_PIECE_BYTES = 256 << 10  # what asyncio reads at once
 _LENGTH = struct.Struct(">i")
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close at once
 _HEAD_BYTES = 8  # API key, version and correlation id: no request is shorter
@@ -37,13 +46,25 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """`idle_s` is Kafka's ``connections.max.idle.ms``."""
+    """`idle_s` is Kafka's ``connections.max.idle.ms``. `frame_bytes_max` None: by the APIs that the server offers."""
 
     connections_max: int = 1000
-    frame_bytes_max: int = FRAME_BYTES_MAX
+    frame_bytes_max: int | None = None
     idle_s: float = 600.0
     frame_s: float = 30.0
     send_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A frame without its length; `release` gives its memory back."""
+
+    frame: bytearray
+    release: Callable[[], None]
+
+
+class _Failed(Exception):
+    """A response failed: the connection ends."""
 
 
 class Connection:
@@ -61,27 +82,64 @@ class Connection:
         self.client = "{}:{}".format(*(writer.get_extra_info("peername") or ("unknown", 0))[:2])
         host, port = (writer.get_extra_info("sockname") or ("", 0))[:2]
         self._endpoint = advertised or Endpoint(host=host, port=port)
+        by_apis = FRAME_BYTES_MAX if service.sink is not None else READ_FRAME_BYTES_MAX
+        self._frame_bytes_max = limits.frame_bytes_max or by_apis
+        self._in_flight: deque[asyncio.Task[None]] = deque()
+        self._has_failed = False
         self._sender = Sender(writer, service.pool, send_s=limits.send_s)
 
     async def serve(self) -> None:
         try:
-            while (frame := await self._frame()) is not None:
-                await self._respond(frame)
-        except LogError as error:
-            _log.warning("connection closed: client=%s reason=%s", self.client, str(error))
-        except TimeoutError:
-            _log.warning("connection closed: client=%s reason=the client neither sends nor reads", self.client)
-            # Without this the kernel keeps the bytes that the client does not read.
-            self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        except (ConnectionError, asyncio.IncompleteReadError) as error:
-            _log.debug("connection ended by the client: client=%s cause=%s", self.client, type(error).__name__)
-        except Exception:  # noqa: BLE001 - the other clients are served on
-            _log.exception("connection closed after an internal error: client=%s", self.client)
+            while (request := await self._request()) is not None:
+                await self._begin(request)
+            await self._all_answered()
+        except _Failed:
+            pass  # a response, which has logged it
+        except Exception as error:  # noqa: BLE001 - the other clients are served on
+            self._end(error)
         finally:
+            for task in self._in_flight:
+                task.cancel()
             self._writer.transport.abort()
+            await self._all_answered()
 
-    async def _frame(self) -> bytes | None:
-        """The next frame without its length; None at the end. Raises InvalidRequest for an unacceptable length."""
+    def _end(self, error: Exception) -> None:
+        """Log the reason of the end."""
+        match error:
+            case LogError():
+                _log.warning("connection closed: client=%s reason=%s", self.client, str(error))
+            case TimeoutError():
+                _log.warning("connection closed: client=%s reason=the client neither sends nor reads", self.client)
+                # Without this the kernel keeps the bytes that the client does not read.
+                self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            case ConnectionError() | asyncio.IncompleteReadError():
+                _log.debug("connection ended by the client: client=%s cause=%s", self.client, type(error).__name__)
+            case _:  # the other clients are served on
+                _log.error("connection closed after an internal error: client=%s", self.client, exc_info=error)
+
+    async def _begin(self, request: _Request) -> None:
+        """Start a request. Return when the next one may begin."""
+        while len(self._in_flight) >= IN_FLIGHT_MAX:
+            await asyncio.wait([self._in_flight[0]])
+        may_proceed = asyncio.Event()
+        before = self._in_flight[-1] if self._in_flight else None
+        task = asyncio.get_running_loop().create_task(self._respond(request, before, may_proceed.set))
+        self._in_flight.append(task)
+
+        def end(ended: asyncio.Task[None]) -> None:
+            self._in_flight.remove(ended)
+            request.release()
+            may_proceed.set()
+
+        task.add_done_callback(end)
+        await may_proceed.wait()
+
+    async def _all_answered(self) -> None:
+        if self._in_flight:
+            await asyncio.wait(self._in_flight)
+
+    async def _request(self) -> _Request | None:
+        """The next request; None at the end. Raises InvalidRequest for an unacceptable length."""
         try:
             async with asyncio.timeout(self._limits.idle_s):
                 prefix = await self._reader.readexactly(_LENGTH.size)
@@ -93,14 +151,49 @@ class Connection:
                 raise
             return None
         (length,) = _LENGTH.unpack(prefix)
-        if not _HEAD_BYTES <= length <= self._limits.frame_bytes_max:
-            allowed = f"{_HEAD_BYTES}..{self._limits.frame_bytes_max}"
+        if not _HEAD_BYTES <= length <= self._frame_bytes_max:
+            allowed = f"{_HEAD_BYTES}..{self._frame_bytes_max}"
             wrong = "invalid length of a request, is this a Kafka client without TLS?"
+            await self._all_answered()
             raise InvalidRequest(wrong, bytes=length, allowed=allowed)
-        async with asyncio.timeout(self._limits.frame_s):
-            return await self._reader.readexactly(length)
+        release = await self._service.load.receive(length)
+        try:
+            async with asyncio.timeout(self._limits.frame_s + length / FRAME_BYTES_PER_S):
+                return _Request(await self._received(length), release)
+        except BaseException:
+            release()
+            raise
 
-    async def _respond(self, frame: bytes) -> None:
+    async def _received(self, length: int) -> bytearray:
+        """Read the bytes of a frame: its memory is used as they arrive, and an append changes them in place."""
+        frame, at = bytearray(length), 0
+        while at < length:
+            piece = await self._reader.read(min(length - at, _PIECE_BYTES))
+            if not piece:
+                raise asyncio.IncompleteReadError(bytes(0), length)
+            frame[at : at + len(piece)] = piece
+            at += len(piece)
+        return frame
+
+    async def _respond(self, request: _Request, before: asyncio.Task[None] | None, proceed: Callable[[], None]) -> None:
+        """Answer a request after the response `before` it was sent. An error ends the connection."""
+        try:
+            try:
+                pieces = await self._answered(request.frame, proceed)
+            finally:
+                if before is not None:
+                    await asyncio.wait([before])
+            if self._has_failed:
+                return  # the client waits for an earlier response
+            with self._service.load.sending(memory_bytes(pieces)):
+                await self._sender.send(pieces)
+        except Exception as error:  # noqa: BLE001 - the other clients are served on
+            self._end(error)
+            self._has_failed = True
+            self._reader.set_exception(_Failed())  # wakes `serve`
+
+    async def _answered(self, frame: bytearray, proceed: Callable[[], None]) -> Sequence[Piece]:
+        """The response; no pieces for a request without one."""
         received = parse(frame, self._service.apis)
         if isinstance(received, Received):
             header = received.header
@@ -109,15 +202,11 @@ class Connection:
                 endpoint=self._endpoint,
                 client_id=header.client_id,
                 client_host=self.client.rpartition(":")[0],
+                proceed=proceed,
             )
             response = await answer(self._service, header.api_key, received.request, call)
-            if response is None:
-                return
-            pieces = encode(header, response)
-        else:
-            header = received.header
-            facts = (self.client, header.api_name, header.api_version)
-            _log.warning("request not served: client=%s api=%s version=%d", *facts)
-            pieces = received.pieces
-        with self._service.load.sending(memory_bytes(pieces)):
-            await self._sender.send(pieces)
+            return encode(header, response) if response is not None else ()
+        header = received.header
+        facts = (self.client, header.api_name, header.api_version)
+        _log.warning("request not served: client=%s api=%s version=%d", *facts)
+        return received.pieces

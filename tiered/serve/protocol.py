@@ -88,7 +88,7 @@ class Unsupported:
     pieces: list[Piece]
 
 
-def parse(data: bytes, apis: Mapping[int, Versions] = SERVED) -> Received | Unsupported:
+def parse(data: bytes | bytearray, apis: Mapping[int, Versions] = SERVED) -> Received | Unsupported:
     """Parse one frame without its length prefix; `apis` are the served ones. Raises InvalidRequest for other bytes."""
     cursor = Cursor(memoryview(data))
     key, version = cursor.number(_INT16), cursor.number(_INT16)

@@ -24,10 +24,9 @@ class FakeSink:
         self.appends: list[tuple[TopicPartition, int]] = []
         self.markers: list[tuple[TopicPartition, int, bool]] = []
         self.flushes: list[TopicPartition] = []
-        self.has_appended = threading.Event()
         self.has_flush = threading.Event()
         self.next_producer_id = 0
-        self.lock = threading.Lock()
+        self.changed = threading.Condition()  # notified after each append
 
     def append(
         self, partition: TopicPartition, batches: memoryview, *, topic_id: UUID | None = None, is_client: bool = True
@@ -38,11 +37,11 @@ class FakeSink:
             raise self.errors[partition]
         header = read_header(batches)
         assert header is not None
-        with self.lock:
+        with self.changed:
             base_offset = self.ends.get(partition, 0)
             next_offset = self.ends[partition] = base_offset + header.record_count
             self.appends.append((partition, base_offset))
-        self.has_appended.set()
+            self.changed.notify_all()
         return Appended(base_offset=base_offset, next_offset=next_offset, log_start_offset=0)
 
     def append_marker(
@@ -54,14 +53,14 @@ class FakeSink:
         is_commit: bool,
         coordinator_epoch: int,
     ) -> Appended:
-        with self.lock:
+        with self.changed:
             self.markers.append((partition, producer_id, is_commit))
             base_offset = self.ends.get(partition, 0)
             self.ends[partition] = base_offset + 1
         return Appended(base_offset=base_offset, next_offset=base_offset + 1, log_start_offset=0)
 
     def flush(self, partition: TopicPartition) -> int:
-        with self.lock:
+        with self.changed:
             end = self.ends.get(partition, 0)
             self.flushes.append(partition)
         self.has_flush.set()

@@ -95,6 +95,7 @@ async def produce(service: Service, request: ProduceRequest, call: Call) -> Prod
             raise InvalidRequest(wrong, errors=",".join(sorted(errors)))
         return None
     if request.acks == DURABLE:
+        call.proceed()  # the appends are in order
         await _wait_until_durable(service, open_shares, request.timeout_ms)
     return ProduceResponse(
         responses=tuple(

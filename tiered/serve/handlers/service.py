@@ -15,6 +15,7 @@ from uuid import UUID
 from local.errors import Corrupt, Fenced, InvalidRequest, LogError, NotFound, OffsetOutOfRange
 from local.names import TopicPartition
 from tiered.serve.admin import Admin, Configs
+from tiered.serve.byte_budget import ByteBudget
 from tiered.serve.handlers.fetch_sessions import FetchSessions
 from tiered.serve.messages.base import Api, Error, Versions
 from tiered.serve.peers import Endpoint as Endpoint
@@ -30,6 +31,9 @@ READ_WAIT_S = 0.5  # a slow read of one partition delays a response no longer
 RESPONSE_BYTES_MAX = 32 << 20
 UNSENT_BYTES_MAX = 256 << 20  # of the responses of all connections, up to LEAST_BYTES more for each connection
 LEAST_BYTES = 64 << 10
+TINY_BYTES = 16 << 10
+SMALL_BYTES, SMALL_BYTES_MAX = 1 << 20, 128 << 20
+LARGE_BYTES_MAX = 256 << 20
 APPENDS_AT_ONCE = 8  # kafka num.io.threads
 APPENDS_OF_PARTITION = 2  # one writes, another checks its batch
 FLUSHES_AT_ONCE = 8
@@ -96,13 +100,38 @@ class Call:
     endpoint: Endpoint
     client_id: str | None = None
     client_host: str = ""
+    # Lets the next request of the connection begin before this one is answered. Responses keep their order.
+    proceed: Callable[[], None] = lambda: None
 
 
 class Load:
-    """The bytes of responses that clients have not read yet. Belongs to one event loop."""
+    """The memory of all connections: the requests at work, and the responses that clients have not read yet.
+
+    | bytes of a request | limit of all such requests together |
+    |---|---|
+    | up to TINY_BYTES | none; a connection has a bounded number |
+    | up to SMALL_BYTES | SMALL_BYTES_MAX |
+    | above | LARGE_BYTES_MAX: large requests do not delay the others |
+
+    Belongs to one event loop.
+    """
 
     def __init__(self) -> None:
         self.unsent_bytes = 0
+        self._small, self._large = ByteBudget(SMALL_BYTES_MAX), ByteBudget(LARGE_BYTES_MAX)
+
+    @property
+    def request_bytes(self) -> int:
+        """The bytes of the requests at work, without tiny ones."""
+        return self._small.used_bytes + self._large.used_bytes
+
+    async def receive(self, size_bytes: int) -> Callable[[], None]:
+        """Wait until a request of this size may be read. The caller calls the result after the request's end."""
+        if size_bytes <= TINY_BYTES:
+            return lambda: None
+        budget = self._small if size_bytes <= SMALL_BYTES else self._large
+        await budget.take(size_bytes)
+        return partial(budget.give_back, size_bytes)
 
     @property
     def response_bytes_max(self) -> int:
