@@ -44,6 +44,7 @@ from local.format.compression import Codec
 from tiered.serve.messages.base import Error
 
 if TYPE_CHECKING:
+    from local.log.producer_state import ProducerEntry
     from local.names import TopicPartition
 
 _ENTRY_BYTES_MIN = 14  # kafka LegacyRecord.RECORD_OVERHEAD_V0: no size field is smaller
@@ -116,6 +117,9 @@ class RecordSink(Protocol):
 
         Durable means on the disk. In a topic with ``append.acks=remote`` it means in the bucket.
         """
+
+    def producers(self, partition: TopicPartition) -> Sequence[ProducerEntry]:
+        """The producers that the log knows, by producer id."""
 
     def new_producer_id(self) -> int:
         """An id that no producer of this node has or had. The reservation is durable."""

@@ -72,14 +72,17 @@ class KafkaServer:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         server = await asyncio.start_server(self._accept, sock=self._listener, backlog=BACKLOG)
+        background = [asyncio.create_task(each) for each in self._service.background()]
         self._is_ready.set()
         async with server:
             await self._stop.wait()
             server.close()
+            for each in background:
+                each.cancel()
             for task, transport in self._tasks.items():
                 task.cancel()
                 transport.abort()  # a task that has not begun would leave its client waiting
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(*self._tasks, *background, return_exceptions=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(reader, writer, self._service, self._limits, self._advertised)

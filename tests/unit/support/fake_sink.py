@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from uuid import UUID
 
 from local.errors import LogError
 from local.format.batch_header import read_header
+from local.log.producer_state import ProducerEntry
 from local.names import TopicPartition
 from tiered.serve.record_sink import Appended
 
@@ -70,6 +72,9 @@ class FakeSink:
             raise self.flush_errors[partition]
         self.durable[partition] = end
         return end
+
+    def producers(self, partition: TopicPartition) -> Sequence[ProducerEntry]:
+        return ()
 
     def new_producer_id(self) -> int:
         self.next_producer_id += 1

@@ -31,6 +31,7 @@ from uuid import UUID
 from local.errors import InvalidRequest, LogError, NotFound, Unavailable
 from local.names import TopicPartition
 from tiered.serve.handlers.service import Call, Service, served_partition
+from tiered.serve.handlers.transactions import init_transactional_producer
 from tiered.serve.messages.base import Error
 from tiered.serve.messages.produce import (
     NO_PRODUCER_EPOCH,
@@ -47,8 +48,12 @@ from tiered.serve.messages.produce import (
 )
 from tiered.serve.record_sink import Appended, RecordSink, RefusedBatch, append_error, check_produced
 from tiered.serve.record_source import INTERNAL_TOPICS, ServedTopic
+from tiered.serve.transactions.coordinator import Check, TransactionCoordinator
+from tiered.serve.transactions.transaction import ProducerOf
 
 NO_RESPONSE, WRITTEN, DURABLE = 0, 1, -1  # the values of acks
+ADDS_PARTITIONS_SINCE, _KNOWS_ABORTABLE_SINCE = 12, 11  # versions of Produce
+_TRY_AGAIN = (Error.CONCURRENT_TRANSACTIONS, Error.COORDINATOR_LOAD_IN_PROGRESS, Error.COORDINATOR_NOT_AVAILABLE)
 _ADMIN_CLIENT = "__admin_client"  # kafka AdminUtils: may append to internal topics
 
 
@@ -60,7 +65,7 @@ class _Share:
     topic_id: UUID | None
     response: PartitionProduceResponse
     partition: TopicPartition | None = None
-    is_transactional: bool = False
+    producer: tuple[int, int] | None = None  # producer id and epoch of a transactional batch
     next_offset: int | None = None  # of the appended batch
 
     @property
@@ -80,13 +85,14 @@ async def produce(service: Service, request: ProduceRequest, call: Call) -> Prod
     await _find_partitions(service, request, all_shares)
     for each in all_shares:
         _check_form(each, call)
-    _check_transaction(service, request, all_shares)
+    _check_transaction(request, all_shares)
     open_shares = [each for each in all_shares if each.response.error_code is Error.NONE]
     if request.acks not in (NO_RESPONSE, WRITTEN, DURABLE):
         for each in open_shares:
             each.fail(Error.INVALID_REQUIRED_ACKS)
     elif open_shares:
-        append = partial(_append_all, service.sink, open_shares)
+        name = request.transactional_id
+        append = partial(_append_shares, service.sink, service.transactions, name, call.version, open_shares)
         await asyncio.shield(service.appends.run(open_shares[0].partition, object(), append))
     if request.acks == NO_RESPONSE:
         errors = {each.response.error_code.name for each in all_shares} - {Error.NONE.name}
@@ -110,12 +116,12 @@ async def produce(service: Service, request: ProduceRequest, call: Call) -> Prod
 
 
 async def init_producer_id(service: Service, request: InitProducerIdRequest, call: Call) -> InitProducerIdResponse:
-    """A new id for an idempotent producer. A transactional id belongs to the transaction coordinator."""
+    """A new id for an idempotent producer. The transaction coordinator answers for a transactional id."""
     assert service.sink is not None, "offered with a sink only"
     if (request.producer_id == NO_PRODUCER_ID) is not (request.producer_epoch == NO_PRODUCER_EPOCH):
         return InitProducerIdResponse(error_code=Error.INVALID_REQUEST)
     if request.transactional_id is not None:
-        return InitProducerIdResponse(error_code=Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        return await init_transactional_producer(service, request, call)
     try:
         new_id = await asyncio.shield(service.appends.run("producer ids", object(), service.sink.new_producer_id))
     except Exception as error:  # noqa: BLE001 - one client's error
@@ -177,22 +183,60 @@ def _check_form(share: _Share, call: Call) -> None:
     except RefusedBatch as error:
         share.fail(error.error)
     else:
-        share.is_transactional = header.is_transactional
+        share.producer = (header.producer_id, header.producer_epoch) if header.is_transactional else None
         if share.partition.topic in INTERNAL_TOPICS and call.client_id != _ADMIN_CLIENT:
             share.fail(Error.INVALID_TOPIC_EXCEPTION)
 
 
-def _check_transaction(service: Service, request: ProduceRequest, shares: Sequence[_Share]) -> None:
-    """Refuse transactional batches: the transaction coordinator, which admits them, is not part of this server.
+def _check_transaction(request: ProduceRequest, shares: Sequence[_Share]) -> None:
+    """Refuse transactional batches without a transactional id or of several producers.
 
-    Source: kafka `KafkaApis.handleProduceRequest`, `ReplicaManager.maybeSendPartitionsToTransactionCoordinator`.
+    Source: kafka `KafkaApis.handleProduceRequest`, `ReplicaManager.handleProduceAppend`.
     """
-    if any(each.is_transactional for each in shares) and request.transactional_id is None:
+    producers = {each.producer for each in shares if each.producer is not None}
+    if producers and request.transactional_id is None:
         for each in shares:
             each.fail(Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-    for each in shares:
-        if each.is_transactional and each.response.error_code is Error.NONE:
+    elif len(producers) > 1:
+        for each in shares:
+            each.fail(Error.INVALID_PRODUCER_ID_MAPPING)
+
+
+def _append_shares(
+    sink: RecordSink, transactions: TransactionCoordinator | None, name: str | None, version: int, shares: list[_Share]
+) -> None:
+    """Append in the order of the request, transactional batches as the coordinator admits them. Runs in a pool."""
+    transactional = [each for each in shares if each.producer is not None and each.partition is not None]
+    if not transactional:
+        return _append_all(sink, shares)
+    if transactions is None:
+        for each in transactional:
             each.fail(Error.INVALID_TXN_STATE)
+        return _append_all(sink, [each for each in shares if each.producer is None])
+    (producer_id, epoch), *_ = (each.producer for each in transactional if each.producer is not None)
+    producer = ProducerOf(transactional_id=name or "", producer_id=producer_id, producer_epoch=epoch)
+    partitions = [each.partition for each in transactional if each.partition is not None]
+    with transactions.appending(producer, partitions, _check_of(version)) as verdicts:
+        for each in transactional:
+            if each.partition is not None:
+                each.response = _admitted(each, verdicts[each.partition], version)
+        return _append_all(sink, [each for each in shares if each.response.error_code is Error.NONE])
+
+
+def _check_of(version: int) -> Check:
+    if version >= ADDS_PARTITIONS_SINCE:
+        return Check.ADD
+    return Check.VERIFY_ABORTABLE if version >= _KNOWS_ABORTABLE_SINCE else Check.VERIFY
+
+
+def _admitted(share: _Share, verdict: Error, version: int) -> PartitionProduceResponse:
+    """The verdict, or an error after which every client repeats. Source: kafka `ReplicaManager.handleProduceAppend`."""
+    message = "Partition was not added to the transaction" if verdict is Error.INVALID_TXN_STATE else None
+    is_known = verdict is Error.CONCURRENT_TRANSACTIONS and version >= ADDS_PARTITIONS_SINCE
+    if verdict in _TRY_AGAIN and not is_known:
+        message = f"Unable to verify the partition has been added to the transaction: {verdict.name}"
+        verdict = Error.NOT_ENOUGH_REPLICAS
+    return replace(share.response, error_code=verdict, error_message=message)
 
 
 def _append_all(sink: RecordSink, shares: Sequence[_Share]) -> None:

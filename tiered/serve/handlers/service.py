@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +37,8 @@ LARGE_BYTES_MAX = 256 << 20
 APPENDS_AT_ONCE = 8  # kafka num.io.threads
 APPENDS_OF_PARTITION = 2  # one writes, another checks its batch
 FLUSHES_AT_ONCE = 8
+TRANSACTION_CALLS_AT_ONCE = 8
+TRANSACTION_TICK_S = 1.0
 T = TypeVar("T")
 # The part of `Service` that answers an API. The other APIs need its source only.
 PART_OF: Mapping[int, str] = MappingProxyType(
@@ -168,6 +170,7 @@ class Service:
     flushes: ReadPool = field(default_factory=partial(ReadPool, FLUSHES_AT_ONCE, partition_max=1))
     # One thread for changes and one for moves between log directories, each of which runs them one at a time.
     changes: ReadPool = field(default_factory=partial(ReadPool, 2, partition_max=1))
+    transaction_calls: ReadPool = field(default_factory=partial(ReadPool, TRANSACTION_CALLS_AT_ONCE))
     bounds: dict[TopicPartition, Bounds] = field(default_factory=dict)
     known_topics: Mapping[str, ServedTopic] | None = None
     names_by_id: dict[UUID, str] = field(default_factory=dict)  # of `known_topics`
@@ -178,13 +181,25 @@ class Service:
     def __post_init__(self) -> None:
         self.apis = {key: each for key, each in SERVED.items() if self._offers(key)}
 
+    def background(self) -> list[Coroutine[object, object, None]]:
+        """What has to run in the event loop of the server, from its start to its end."""
+        return [self._tick_transactions(self.transactions)] if self.transactions is not None else []
+
+    async def _tick_transactions(self, transactions: TransactionCoordinator) -> None:
+        while True:
+            try:
+                await asyncio.shield(self.transaction_calls.run("tick", "tick", transactions.tick))
+            except Exception:  # noqa: BLE001 - the other requests are served
+                _log.exception("the background work of transactions failed, it is repeated")
+            await asyncio.sleep(TRANSACTION_TICK_S)
+
     def _offers(self, key: int) -> bool:
         part = PART_OF.get(key)
         return part is None or getattr(self, part) is not None
 
     def close(self) -> None:
         """End idle threads of the pools."""
-        for pool in (self.pool, self.appends, self.flushes, self.changes):
+        for pool in (self.pool, self.appends, self.flushes, self.changes, self.transaction_calls):
             pool.close()
 
     async def topics(self) -> Mapping[str, ServedTopic]:

@@ -37,12 +37,13 @@ from tiered.serve.transactions.transaction import State, Transaction
 
 _STATES = {each.label: each for each in State}
 PATTERN_LENGTH_MAX = 1000
+_NOT_HERE = "This server does not host this topic-partition."  # Kafka's words
 
 
 async def describe_transactions(
     service: Service, request: DescribeTransactionsRequest, call: Call
 ) -> DescribeTransactionsResponse:
-    found = [_described(each, coordinator(service).describe(each)) for each in dict.fromkeys(request.transactional_ids)]
+    found = [_described(each, coordinator(service).describe(each)) for each in request.transactional_ids]
     return DescribeTransactionsResponse(transaction_states=tuple(found))
 
 
@@ -154,7 +155,11 @@ async def _producers(
 ) -> DescribeProducersPartition:
     partition = served_partition(topics, topic, number)
     if partition is None:
-        return DescribeProducersPartition(partition_index=number, error_code=Error.UNKNOWN_TOPIC_OR_PARTITION)
+        return DescribeProducersPartition(
+            partition_index=number,
+            error_code=Error.UNKNOWN_TOPIC_OR_PARTITION,
+            error_message=_NOT_HERE if topic not in topics else None,
+        )
     try:
         found = await in_pool(service, topic, partial(coordinator(service).producers, partition))
     except Exception as error:  # noqa: BLE001 - one partition must not fail the others

@@ -8,6 +8,7 @@ Older clients do not know PRODUCER_FENCED and get INVALID_PRODUCER_EPOCH. Source
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
@@ -16,6 +17,7 @@ from local.errors import LogError
 from local.names import TopicPartition
 from tiered.serve.handlers.service import Call, Service, error_of, served_partition
 from tiered.serve.messages.base import Error
+from tiered.serve.messages.produce import NO_PRODUCER_ID, InitProducerIdRequest, InitProducerIdResponse
 from tiered.serve.messages.transactions import (
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnRequest,
@@ -33,6 +35,7 @@ from tiered.serve.transactions.transaction import VERSION_0, VERSION_2, Producer
 BATCHED_SINCE = 4  # AddPartitionsToTxn: several transactions, for brokers
 VERSION_2_SINCE = 5  # EndTxn and AddPartitionsToTxn of clients with transaction version 2
 KNOWS_FENCED_SINCE = 2  # AddPartitionsToTxn, AddOffsetsToTxn and EndTxn
+INIT_KNOWS_FENCED_SINCE = 4  # InitProducerId
 T = TypeVar("T")
 
 
@@ -54,6 +57,25 @@ async def add_partitions_to_txn(
         for each in request.transactions
     ]
     return AddPartitionsToTxnResponse(results_by_transaction=tuple(results))
+
+
+async def init_transactional_producer(
+    service: Service, request: InitProducerIdRequest, call: Call
+) -> InitProducerIdResponse:
+    """InitProducerId with a transactional id. The two-phase commit of KIP-939 is not offered."""
+    name = request.transactional_id
+    if service.transactions is None or name is None or (name and request.enable2_pc):
+        return InitProducerIdResponse(error_code=Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    if name and request.keep_prepared_txn:
+        return InitProducerIdResponse(error_code=Error.UNSUPPORTED_VERSION)
+    continued = (request.producer_id, request.producer_epoch) if request.producer_id != NO_PRODUCER_ID else None
+    init = partial(service.transactions.init_producer_id, name, request.transaction_timeout_ms, continued)
+    found = await in_pool(service, name, init)
+    return InitProducerIdResponse(
+        error_code=known_error(found.error, call.version, INIT_KNOWS_FENCED_SINCE),
+        producer_id=found.producer_id,
+        producer_epoch=found.producer_epoch,
+    )
 
 
 async def end_txn(service: Service, request: EndTxnRequest, call: Call) -> EndTxnResponse:
@@ -79,7 +101,7 @@ def coordinator(service: Service) -> TransactionCoordinator:
 
 async def in_pool(service: Service, transactional_id: str, work: Callable[[], T]) -> T:
     """Run a call of the coordinator. It ends even if the client's connection does."""
-    return await service.call(("transaction", transactional_id), object(), work)
+    return await asyncio.shield(service.transaction_calls.run(transactional_id, object(), work))
 
 
 def known_error(error: Error, version: int, since: int = KNOWS_FENCED_SINCE) -> Error:

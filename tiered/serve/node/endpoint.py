@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 
+from local.errors import InvalidRequest
 from tiered.manager.manager import LogManager
 from tiered.serve.endpoint import parse_endpoint, serving
 from tiered.serve.handlers.service import Service
@@ -12,6 +14,8 @@ from tiered.serve.node.node_admin import NodeAdmin
 from tiered.serve.node.node_sink import NodeSink
 from tiered.serve.node.node_source import NodeSource
 from tiered.serve.server import KafkaServer
+from tiered.serve.transactions.coordinator import TransactionCoordinator
+from tiered.serve.transactions.transaction_log import TopicTransactionLog
 
 
 @contextmanager
@@ -25,10 +29,35 @@ def serving_node(
     """
     address = parse_endpoint("--kafka-advertise", advertised)
     with closing(NodeSource(manager)) as source:
-        admin = NodeAdmin(manager, source.broker_id, now_ms)
+        sink, admin = NodeSink(manager, now_ms), NodeAdmin(manager, source.broker_id, now_ms)
+        transactions = transaction_coordinator(manager, source, sink, now_ms)
+        transactions.load()  # the prepared transactions end before a client reads
         service = Service(
-            source=source, sink=NodeSink(manager, now_ms), admin=admin, configs=admin, broker_id=source.broker_id
+            source=source,
+            sink=sink,
+            admin=admin,
+            configs=admin,
+            transactions=transactions,
+            broker_id=source.broker_id,
         )
         # The listener closes first, then the running change ends.
         with closing(admin), serving(service, host, port, address) as server:
             yield server
+
+
+def transaction_coordinator(
+    manager: LogManager, source: NodeSource, sink: NodeSink, now_ms: Callable[[], int]
+) -> TransactionCoordinator:
+    log = TopicTransactionLog(source, sink, partial(_create_topic, manager, now_ms), now_ms)
+    return TransactionCoordinator(log, new_producer_id=sink.new_producer_id, clock_ms=now_ms)
+
+
+def _create_topic(
+    manager: LogManager, now_ms: Callable[[], int], name: str, partitions: int, settings: Mapping[str, str]
+) -> None:
+    """Create a topic of a coordinator, unless another call has created it."""
+    try:
+        manager.topics.create(name, partitions, settings, now_ms=now_ms())
+    except InvalidRequest:
+        if all(each.name != name for each in manager.topics.all()):
+            raise

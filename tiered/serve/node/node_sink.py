@@ -13,7 +13,7 @@ reached the disk; they are acknowledged after `flush` only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from uuid import UUID
 
@@ -21,6 +21,7 @@ from local.errors import LogError, NotFound
 from local.format.batch_header import read_header
 from local.format.record import TimestampType
 from local.log import AppendResult, Log
+from local.log.producer_state import ProducerEntry
 from local.names import TopicPartition, encode_uuid
 from tiered.manager.manager import LogManager
 from tiered.partition.partition import Partition
@@ -72,6 +73,9 @@ class NodeSink:
         end = log.next_offset
         log.flush()
         return end
+
+    def producers(self, partition: TopicPartition) -> Sequence[ProducerEntry]:
+        return self._table.find(partition).log.producers()
 
     def new_producer_id(self) -> int:
         return self._producer_ids.take()

@@ -16,12 +16,12 @@
   repeated marker of this one. A marker may repeat: without an open transaction it has no effect.
 - Effect 5 needs no fsync of its own: the next record of the id is in the same partition, and makes it durable.
 
-**A late batch after its marker** would stay open for ever. Three rules prevent it:
+**A late batch after its marker** would stay open for ever. An append holds a ticket (`appending`) for its transaction:
 
-1. An append holds a ticket (`appending`). While there is one, a client's EndTxn of version 0 is refused with
-   CONCURRENT_TRANSACTIONS, which clients repeat.
-2. Markers of version 2 and of the server's own aborts have a higher epoch, so the log refuses a late batch.
-3. No ticket is given while a transaction ends.
+1. While there is a ticket, nothing ends the transaction: a client's call gets CONCURRENT_TRANSACTIONS, which clients
+   repeat, and `tick` tries again.
+2. While a transaction ends, no ticket is given.
+3. Markers of version 2 and of the server's own aborts have a higher epoch, so the log itself refuses a late batch.
 
 **Failed writes.** After a failed write of a record the id has its earlier state, and the caller gets
 COORDINATOR_NOT_AVAILABLE. The record may be in the log nevertheless. The next record of the id overrides it. A crash
@@ -272,7 +272,7 @@ class TransactionCoordinator:
             )
 
         target = State.PREPARE_COMMIT if commit else State.PREPARE_ABORT
-        changed = self._change(producer.transactional_id, target, decide, waits_for_appends=client_version < VERSION_2)
+        changed = self._change(producer.transactional_id, target, decide)
         if client_version < VERSION_2:
             return ProducerIdentity(error=changed if isinstance(changed, Error) else Error.NONE)
         if changed is Error.NONE:
@@ -384,24 +384,16 @@ class TransactionCoordinator:
         entry = self._entries.get(transactional_id)
         return entry, Error.NONE if entry is not None else Error.INVALID_PRODUCER_ID_MAPPING
 
-    def _change(
-        self,
-        transactional_id: str,
-        target: State,
-        decide: Callable[[Transaction], Decision],
-        *,
-        waits_for_appends: bool = False,
-    ) -> Decision:
+    def _change(self, transactional_id: str, target: State, decide: Callable[[Transaction], Decision]) -> Decision:
         """Decide and perform one transition, presumably to `target`. Returns the final state, or the error.
 
-        A prepared transaction is finished: if markers failed, its final state is PREPARE_*. With `waits_for_appends`
-        an append with a ticket is an error.
+        A prepared transaction is finished: if markers failed, its final state is PREPARE_*.
         """
         with self._lock:
             entry, wrong = self._entry(transactional_id)
             if entry is None:
                 return wrong
-            if entry.pending is not None or (waits_for_appends and entry.appending):
+            if entry.pending is not None or (target is not State.ONGOING and entry.appending):
                 return Error.CONCURRENT_TRANSACTIONS
             entry.pending = target
         try:

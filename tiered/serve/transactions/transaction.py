@@ -295,19 +295,13 @@ def _prepared(
 
 def fence(known: Transaction) -> Transaction:
     """The first step of an abort by the server: an epoch that no client has."""
-    epoch = min(known.producer_epoch + 1, EPOCH_MAX)
-    return known.to(State.PREPARE_EPOCH_FENCE, producer_epoch=epoch, last_producer_epoch=NONE)
+    epoch = known.producer_epoch
+    return known.to(State.PREPARE_EPOCH_FENCE, producer_epoch=min(epoch + 1, EPOCH_MAX), last_producer_epoch=epoch)
 
 
 def abort_fenced(fenced: Transaction, *, now_ms: int) -> Transaction:
-    """The second step: the abort, in version 2 with one more epoch, if there is one."""
-    return fenced.to(
-        State.PREPARE_ABORT,
-        producer_epoch=min(fenced.producer_epoch + 1, EPOCH_MAX),
-        last_producer_epoch=fenced.producer_epoch,
-        updated_ms=now_ms,
-        client_version=VERSION_2,
-    )
+    """The second step: the abort with that epoch. The producer may continue with it by InitProducerId (KIP-360)."""
+    return fenced.to(State.PREPARE_ABORT, updated_ms=now_ms, client_version=VERSION_2)
 
 
 def complete(known: Transaction, *, now_ms: int) -> Transaction:

@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 from fake_sink import FakeSink
 from fake_source import CALL, IDS, ORDERS, SLOW, FakeSource
+from fake_transactions import DISK_FULL, ID, World
 
 from local.errors import (
     DiskFailed,
@@ -41,6 +42,7 @@ from tiered.serve.messages.produce import (
     TopicProduceData,
 )
 from tiered.serve.record_sink import RecordError, RefusedBatch
+from tiered.serve.transactions.transaction import Transaction
 
 T = TypeVar("T")
 BY_NAME = replace(CALL, version=12)
@@ -273,6 +275,81 @@ def test_transactional_batches_are_refused_without_a_coordinator() -> None:
     assert errors(sink, asked) == [Error.NONE, Error.INVALID_TXN_STATE]
     marker = encode_marker(base_offset=0, is_commit=True, timestamp_ms=1, producer_id=1, producer_epoch=0)
     assert errors(sink, request(("orders", marker))) == [Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED]
+
+
+def transactional(epoch: int = 0, *, producer_id: int = 1001) -> bytes:
+    return encode_batch(
+        [Record(b"k", b"v", 1)],
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=0,
+        is_transactional=True,
+    )
+
+
+def admitted(world: World, asked: ProduceRequest, version: int) -> list[PartitionProduceResponse]:
+    async def work(service: Service) -> list[PartitionProduceResponse]:
+        service.transactions = world.coordinator
+        return [*await answers(service, asked, replace(CALL, version=version))]
+
+    return run(FakeSink(), work)
+
+
+@pytest.mark.parametrize(
+    ("version", "error"), [(10, Error.INVALID_TXN_STATE), (11, Error.TRANSACTION_ABORTABLE), (12, Error.NONE)]
+)
+def test_the_coordinator_admits_transactional_batches(version: int, error: Error) -> None:
+    world = World()
+    asked = request(("slow", ONE), ("orders", transactional()), transactional_id=world.producer().transactional_id)
+    plain, found = admitted(world, asked, version)
+    assert (plain.error_code, found.error_code) == (Error.NONE, error)
+    assert (found.error_message is not None) is (error is Error.INVALID_TXN_STATE)
+    described = world.coordinator.describe(ID)
+    assert isinstance(described, Transaction)
+    assert described.partitions == (frozenset((ORDERS,)) if version == 12 else frozenset())
+
+
+@pytest.mark.parametrize(("version", "error"), [(11, Error.NOT_ENOUGH_REPLICAS), (12, Error.CONCURRENT_TRANSACTIONS)])
+def test_a_batch_during_the_end_of_its_transaction_is_sent_again(version: int, error: Error) -> None:
+    world = World()
+    producer = world.producer()
+    world.coordinator.add_partitions(producer, [ORDERS])
+    world.log.failures[ORDERS] = DISK_FULL  # the marker is missing
+    assert world.coordinator.end(producer, commit=True).error is Error.NONE
+    (found,) = admitted(world, request(("orders", transactional()), transactional_id=ID), version)
+    assert found.error_code is error
+
+
+def test_an_older_epoch_and_two_producers_in_one_request_are_refused() -> None:
+    world = World()
+    world.producer()
+    world.producer()
+    (found,) = admitted(world, request(("orders", transactional()), transactional_id=ID), 12)
+    assert found.error_code is Error.INVALID_PRODUCER_EPOCH
+    two = request(("orders", transactional()), ("slow", transactional(producer_id=5)), transactional_id=ID)
+    assert [each.error_code for each in admitted(world, two, 12)] == [Error.INVALID_PRODUCER_ID_MAPPING] * 2
+
+
+def test_the_coordinator_answers_for_a_transactional_id() -> None:
+    world = World()
+
+    def asked(version: int = 5, **more: object) -> tuple[Error, int, int]:
+        async def work(service: Service) -> InitProducerIdResponse:
+            service.transactions = world.coordinator
+            sent = InitProducerIdRequest(**{"transactional_id": ID, "transaction_timeout_ms": 1000, **more})
+            return await init_producer_id(service, sent, replace(CALL, version=version))
+
+        found = run(FakeSink(), work)
+        return found.error_code, found.producer_id, found.producer_epoch
+
+    assert asked() == (Error.NONE, 1001, 0)
+    assert asked(producer_id=1001, producer_epoch=0) == (Error.NONE, 1001, 1)
+    assert asked(producer_id=1001, producer_epoch=7) == (Error.PRODUCER_FENCED, -1, -1)
+    assert asked(3, producer_id=1001, producer_epoch=7) == (Error.INVALID_PRODUCER_EPOCH, -1, -1)
+    assert asked(transactional_id="") == (Error.INVALID_REQUEST, -1, -1)
+    assert asked(transaction_timeout_ms=0) == (Error.INVALID_TRANSACTION_TIMEOUT, -1, -1)
+    assert asked(6, enable2_pc=True) == (Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, -1, -1)
+    assert asked(6, keep_prepared_txn=True) == (Error.UNSUPPORTED_VERSION, -1, -1)
 
 
 def test_an_idempotent_producer_gets_a_new_id_with_epoch_0() -> None:

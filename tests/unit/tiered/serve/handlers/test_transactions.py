@@ -160,6 +160,7 @@ def test_describe_transactions() -> None:
         (ID, Error.NONE),
         ("unknown", Error.TRANSACTIONAL_ID_NOT_FOUND),
         ("", Error.INVALID_REQUEST),
+        (ID, Error.NONE),
     ]
     assert (found[0].transaction_state, found[0].transaction_timeout_ms) == ("Ongoing", 7000)
     assert (found[0].transaction_start_time, found[0].topics) == (

@@ -190,25 +190,29 @@ def test_a_call_during_another_one_is_refused() -> None:
     assert all(each == {"batch": True} for each in world.log.outcomes.values())
 
 
-def test_an_append_with_a_ticket_holds_up_the_end_of_version_0() -> None:
+@pytest.mark.parametrize("version", [0, 2])
+def test_an_append_with_a_ticket_holds_up_every_end(version: int) -> None:
     world = World()
     producer = begin(world)
-    with world.coordinator.appending(producer, [P, TopicPartition("new", 0)], Check.VERIFY) as verdicts:
-        assert verdicts == {P: Error.NONE, TopicPartition("new", 0): Error.INVALID_TXN_STATE}
-        assert world.coordinator.end(producer, commit=True).error is BUSY
+    new = TopicPartition("new", 0)
+    with world.coordinator.appending(producer, [P, new], Check.VERIFY) as verdicts:
+        assert verdicts == {P: Error.NONE, new: Error.INVALID_TXN_STATE}
+        assert world.coordinator.end(producer, commit=True, client_version=version).error is BUSY
+        assert world.coordinator.init_producer_id(ID, 1000).error is BUSY
+        world.clock.now_ms += 70_001
+        world.coordinator.tick()
+        assert world.coordinator.add_partitions(producer, [Q]) is Error.NONE
         world.log.append_batch(P, producer, "late")
-    assert world.coordinator.end(producer, commit=True).error is Error.NONE
+    assert world.coordinator.end(producer, commit=True, client_version=version).error is Error.NONE
     assert world.log.outcomes[P] == {"batch": True, "late": True}
 
 
 def test_the_log_refuses_a_late_batch_of_version_2() -> None:
     world = World()
     producer = begin(world)
-    with world.coordinator.appending(producer, [P], Check.ADD) as verdicts:
-        assert verdicts == {P: Error.NONE}
-        assert world.coordinator.end(producer, commit=True, client_version=2).error is Error.NONE
-        with pytest.raises(ProducerFenced):
-            world.log.append_batch(P, producer, "late")
+    assert world.coordinator.end(producer, commit=True, client_version=2).error is Error.NONE
+    with pytest.raises(ProducerFenced):
+        world.log.append_batch(P, producer, "late")
 
 
 @pytest.mark.parametrize(

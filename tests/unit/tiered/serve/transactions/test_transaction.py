@@ -259,10 +259,11 @@ def test_the_abort_of_the_server_has_an_epoch_that_no_client_has() -> None:
     aborted = abort_fenced(fence(known(State.ONGOING)), now_ms=NOW)
     assert (aborted.state, aborted.producer_epoch, aborted.partitions) == (
         State.PREPARE_ABORT,
-        EPOCH + 2,
+        EPOCH + 1,
         frozenset((P,)),
     )
-    for epoch in (LAST_CLIENT_EPOCH - 1, LAST_CLIENT_EPOCH):
+    assert aborted.last_producer_epoch == EPOCH
+    for epoch in (LAST_CLIENT_EPOCH, EPOCH_MAX):
         assert abort_fenced(fence(known(State.ONGOING, epoch)), now_ms=NOW).producer_epoch == EPOCH_MAX
 
 
