@@ -19,6 +19,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ import click
 
 from local.errors import Conflict, ErrorCode, InvalidRequest, LogError, NotFound
 from tiered.cli.errors import HINTS, Exit, Terminated, unread_code
-from tiered.cli.progress import Progress, load_progress
+from tiered.cli.progress import CommandWork, Progress, load_progress
 from tiered.config.units import counted
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from tiered.config.config import Config
     from tiered.manager.manager import LogManager
     from tiered.node.topic_registry import TopicRegistry
+    from tiered.partition.partition_table import LoadProgress
+    from tiered.serve.node.command_node import Node
+    from tiered.serve.unix_socket import NodeSocket
     from tiered.service.observations import Observations
 
 
@@ -117,6 +121,7 @@ class Session:
         is_alone: bool = False,
         is_hasty: bool = False,
         is_brief: bool = False,
+        own: NodeSocket | None = None,
     ) -> LogManager:
         """Open a manager, which the caller closes. Raises Conflict if another one writes, unless `read_only`.
 
@@ -126,6 +131,7 @@ class Session:
         - `is_brief`: an unavailable store does not delay later requests either; only for figures.
         - `known` and `takes_over`: as in `LogManager.open`.
         - `observations`: disk and store are measured, and store calls are traced.
+        - `own`: the socket of this node, published while logs are loaded: commands wait for the node from then on.
         """
         config = self.config(overrides)
         self.set_up_logging(is_daemon=is_daemon, reports_problems=read_only or is_hasty)
@@ -144,9 +150,14 @@ class Session:
             if observations is not None:
                 from tiered.service.observations import open_observed, store_spans, tracer
 
+                def loading(loaded: LoadProgress) -> None:
+                    if own is not None:
+                        own.publish()
+                    report(loaded)
+
                 spans = store_spans(tracer())
                 return open_observed(
-                    config, observations, now_ms=now_ms(), around=spans, progress=report, takes_over=takes_over
+                    config, observations, now_ms=now_ms(), around=spans, progress=loading, takes_over=takes_over
                 )
             try:
                 with hasty.haste() if hasty is not None else nullcontext():
@@ -162,6 +173,22 @@ class Session:
             except Conflict as error:
                 note_instead(error)
                 raise
+
+    @contextmanager
+    def node(
+        self, stop: Stop | None = None, *, verb: str = "done", overrides: Mapping[str, str] | None = None
+    ) -> Iterator[Node]:
+        """The running node of the directory, or a manager, for the operations of one command. Raises as `manager`.
+
+        `stop` ends an operation; `verb` names its work in the progress; `overrides` are settings of the manager.
+        """
+        from tiered.serve.node.command_node import opened
+
+        self.set_up_logging()
+        with CommandWork(self, verb, now_ms, stop) as work:
+            open_manager = partial(self.manager, overrides=overrides)
+            with opened(self.config().data_dirs, open_manager, work, overrides=self.overrides) as node:
+                yield node
 
     def set_up_logging(self, *, is_daemon: bool = False, reports_problems: bool = False) -> None:
         """Log warnings to stderr, more with -v, --debug or in a daemon; `reports_problems`: without problems."""

@@ -79,8 +79,9 @@ class Connection:
         advertised: Endpoint | None = None,
     ) -> None:
         self._reader, self._writer, self._service, self._limits = reader, writer, service, limits
-        self.client = "{}:{}".format(*(writer.get_extra_info("peername") or ("unknown", 0))[:2])
-        host, port = (writer.get_extra_info("sockname") or ("", 0))[:2]
+        peer, own = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
+        self.client = "{}:{}".format(*peer[:2]) if isinstance(peer, tuple) else "unix:0"
+        host, port = own[:2] if isinstance(own, tuple) else ("", 0)
         self._endpoint = advertised or Endpoint(host=host, port=port)
         by_apis = FRAME_BYTES_MAX if service.sink is not None else READ_FRAME_BYTES_MAX
         self._frame_bytes_max = limits.frame_bytes_max or by_apis

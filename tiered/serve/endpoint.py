@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from local.errors import InvalidRequest
 from tiered.serve.handlers.service import Endpoint, Service
+from tiered.serve.operation_jobs import Jobs
 from tiered.serve.peers import Peers, answers
 from tiered.serve.server import KafkaServer
 
@@ -15,7 +17,13 @@ _EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - addresses to refuse
 
 @contextmanager
 def serving(
-    service: Service, host: str, port: int, advertised: Endpoint | None = None, *, is_shared: bool = False
+    service: Service,
+    host: str | None,
+    port: int,
+    advertised: Endpoint | None = None,
+    *,
+    is_shared: bool = False,
+    local: tuple[socket.socket, Jobs] | None = None,
 ) -> Iterator[KafkaServer]:
     """Serve clients within the block. The caller closes the parts of `service` afterwards.
 
@@ -23,7 +31,8 @@ def serving(
 
     Raises InvalidRequest for an unusable address.
     """
-    with closing(KafkaServer(host, port, service, advertised=advertised, is_shared=is_shared)) as server:
+    server = KafkaServer(host, port, service, advertised=advertised, is_shared=is_shared, local=local)
+    with closing(server):
         server.start()
         yield server
 

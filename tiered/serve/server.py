@@ -1,4 +1,7 @@
-"""The listener of the Kafka endpoint: an event loop in its own thread, from `start` to `close`.
+"""The listeners of the Kafka endpoint: an event loop in its own thread, from `start` to `close`.
+
+A node also listens on its Unix socket (`tiered.serve.unix_socket`), for processes of its own user and of root. There
+the same handlers answer, and the operations of `tiered.serve.operation_jobs` besides.
 
 `close` accepts no new connection, cancels the requests at work and closes all connections. It always returns: a read
 that hangs stays in a daemon thread.
@@ -10,39 +13,53 @@ import asyncio
 import logging
 import socket
 import threading
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
 
 from local.errors import InvalidRequest
 from tiered.serve.connection import Connection, Limits
 from tiered.serve.handlers.service import Endpoint, Service
+from tiered.serve.operation_jobs import Jobs
+from tiered.serve.unix_socket import is_admitted, peer_user
 
 BACKLOG = 128
 END_S = 5.0  # limit for the end of the thread
 _log = logging.getLogger(__name__)
 
 
+Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
+
+
 class KafkaServer:
-    """Serves clients on one address, which is known from construction on."""
+    """Serves clients on one address, which is known from construction on, and on the Unix socket of a node."""
 
     def __init__(
         self,
-        host: str,
+        host: str | None,
         port: int,
         service: Service,
         *,
         advertised: Endpoint | None = None,
         limits: Limits | None = None,
         is_shared: bool = False,
+        local: tuple[socket.socket, Jobs] | None = None,
     ) -> None:
-        """Port 0: any free port. `is_shared`: other processes listen at the same address. The caller closes the source.
+        """Port 0: any free port; host None: `local` alone. `is_shared`: other processes listen at the same address.
 
-        Raises InvalidRequest for an unusable address.
+        `local` is a listening Unix socket and what runs its operations. Raises InvalidRequest for an unusable address.
+        The caller closes the source and the Unix socket.
         """
         self._limits = limits or Limits()
         self._advertised = advertised
         self._service = service
-        self._listener = bound(host, port, is_shared=is_shared)
-        self._listener.listen(BACKLOG)
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._local = local
+        self._listener = bound(host, port, is_shared=is_shared) if host is not None else None
+        self.address: tuple[str, int] = ("localhost", 0)
+        if self._listener is not None:
+            self._listener.listen(BACKLOG)
+            self.address = self._listener.getsockname()[:2]
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._is_ready = threading.Event()
@@ -58,7 +75,8 @@ class KafkaServer:
         if self._loop is not None and self._stop is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(END_S)
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
         self._service.close()
 
     def _run(self) -> None:
@@ -71,12 +89,13 @@ class KafkaServer:
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(self._accept, sock=self._listener, backlog=BACKLOG)
-        background = [asyncio.create_task(each) for each in self._service.background()]
-        self._is_ready.set()
-        async with server:
+        async with AsyncExitStack() as stack:
+            servers = [await stack.enter_async_context(each) for each in await self._servers()]
+            background = [asyncio.create_task(each) for each in self._service.background()]
+            self._is_ready.set()
             await self._stop.wait()
-            server.close()
+            for server in servers:
+                server.close()
             for each in background:
                 each.cancel()
             for task, transport in self._tasks.items():
@@ -84,8 +103,37 @@ class KafkaServer:
                 transport.abort()  # a task that has not begun would leave its client waiting
             await asyncio.gather(*self._tasks, *background, return_exceptions=True)
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = Connection(reader, writer, self._service, self._limits, self._advertised)
+    async def _servers(self) -> list[asyncio.Server]:
+        servers = []
+        if self._listener is not None:
+            accept: Accept = partial(self._accept, self._service, self._advertised)
+            servers.append(await asyncio.start_server(accept, sock=self._listener, backlog=BACKLOG))
+        if self._local is not None:
+            listener, jobs = self._local
+            own = self._advertised or Endpoint(host=self.address[0], port=self.address[1])
+            accept = partial(self._accept_local, replace(self._service, operations=jobs), own)
+            # A copy of the descriptor: connections after the end of this server wait for the end of the node.
+            servers.append(await asyncio.start_unix_server(accept, sock=listener.dup(), backlog=BACKLOG))
+        return servers
+
+    def _accept_local(
+        self, service: Service, own: Endpoint, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        user = peer_user(writer.get_extra_info("socket"))
+        if is_admitted(user):
+            self._accept(service, own, reader, writer)
+        else:
+            _log.warning("connection refused, the Unix socket is for the user of the node and root: user=%d", user)
+            writer.transport.abort()
+
+    def _accept(
+        self,
+        service: Service,
+        advertised: Endpoint | None,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        connection = Connection(reader, writer, service, self._limits, advertised)
         if len(self._tasks) >= self._limits.connections_max:
             self._refused += 1
             if str(self._refused).strip("0") == "1":  # the 1st, 10th, 100th and so on

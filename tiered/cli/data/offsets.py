@@ -293,18 +293,21 @@ def delete_records(
     output: str = OUTPUT,
 ) -> None:
     """Delete the records below an offset. The next rounds of `tiered run` delete their segments."""
-    from tiered.maintenance.delete_records import plan_deletion
+    from tiered.serve.node.operations import delete_records, plan_record_deletion
 
-    offsets = _requested(target, before, file)
-    with session.manager(read_only=dry_run) as manager:
-        planned = {name: plan_deletion(manager.partitions.find(name), offset) for name, offset in offsets.items()}
-        if not dry_run:
-            count = sum(each.low_watermark - each.before for each in planned.values())
+    offsets = [*_requested(target, before, file).items()]
+    if dry_run:
+        with session.manager(read_only=True) as manager:
+            planned = plan_record_deletion(manager, offsets=offsets)
+    else:
+        with session.node() as node:
+            planned = node.run(plan_record_deletion, offsets=offsets)
+            count = sum(each.low_watermark - each.before for each in planned)
             question = f"delete the records of {format_count(count)} offsets permanently?"
             without = "records would be deleted permanently; add --yes, or --dry-run to see which"
             confirm(question, yes=yes, without=without)
-            planned = manager.maintenance.delete_records(offsets, now_ms=now_ms())
-    rows = [DeletedRange.of(name, each, offsets=each.low_watermark - each.before) for name, each in planned.items()]
+            planned = node.run(delete_records, offsets=offsets)
+    rows = [DeletedRange.of(each.partition, each, offsets=each.low_watermark - each.before) for each in planned]
     print_result(DeletedRecords(dry_run=dry_run, partitions=rows), output)
 
 

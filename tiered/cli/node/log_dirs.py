@@ -7,7 +7,7 @@ import os
 import random
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import click
@@ -18,9 +18,8 @@ from local.names import check_topic
 from policies.placement import Broker, alternate_racks, assign_replicas
 from tiered.cli.errors import Exit
 from tiered.cli.options import OUTPUT, argument, command, option, parse_partition_at
-from tiered.cli.progress import byte_progress
 from tiered.cli.render import Column, PartitionRow, Result, Struct, number, print_result, print_table, text
-from tiered.cli.session import Session, now_ms
+from tiered.cli.session import Session
 from tiered.config.units import format_bytes
 from tiered.config.user_files import read_given
 
@@ -134,24 +133,12 @@ def move(
         print_result(LogDirsMove([moved]), output)
         session.say("nothing changed")
         return
-    # No other process reads here.
-    with session.manager(overrides={"file.delete.delay.ms": "0"}) as manager:
-        size_bytes = sum(info.size_bytes for info in manager.partitions.find(name).log.segments())
-        with byte_progress(session, "moved", size_bytes) as advance:
-            manager.maintenance.move(name, root, now_ms=now_ms(), progress=_counting_up(advance))
+    from tiered.serve.node.operations import move_partition
+
+    # Without a node no other process reads here.
+    with session.node(verb="moved", overrides={"file.delete.delay.ms": "0"}) as node:
+        node.run(move_partition, partition=name, directory=root)
     session.say(f"moved {name} to {root}")
-
-
-def _counting_up(advance: Callable[[int], None]) -> Callable[[int, int], None]:
-    """Adapt a callback for totals: a segment cleaned during the copy is subtracted and copied again."""
-    reached = 0
-
-    def report(done: int, everything: int) -> None:
-        nonlocal reached
-        advance(max(0, done - reached))
-        reached = max(reached, done)
-
-    return report
 
 
 def _row(each: LogDirStatus) -> LogDirectory:

@@ -36,6 +36,7 @@ from tiered.node.problems import group_problems, problems_of, read_report
 if TYPE_CHECKING:
     from remote.manifest.manifest_memory_cache import ManifestMemoryCache
     from tiered.manager.manager import LogManager
+    from tiered.serve.unix_socket import NodeSocket
     from tiered.service.observations import Observations
     from tiered.service.worker import ServiceManager, Worker
     from tiered.web.http.server import Gate, Pages
@@ -96,7 +97,7 @@ def run(
                 from tiered.service.observations import Observations
 
                 seen = Observations()
-                worker = _started(session, stack, seen, interval, is_once=once, takes_over=take_over)
+                worker, own = _started(session, stack, seen, interval, is_once=once, takes_over=take_over)
                 if metrics is not None:
                     stack.enter_context(_served(session, metrics, worker, seen, access, by_partition=by_partition))
                 if ui is not None:
@@ -104,7 +105,7 @@ def run(
 
                     site = Site(worker.manager, now_ms)
                     stack.enter_context(serving_pages(session, "--ui", ui, site.answer, access))
-                stack.enter_context(kafka.serving(session, worker.manager))  # its end comes before the manager's
+                stack.enter_context(kafka.serving(session, worker.manager, own))  # its end comes before the manager's
         except KeyboardInterrupt:
             if once or not stop.was_asked_once or stop.signal == signal.SIGINT:
                 raise
@@ -115,14 +116,16 @@ def run(
 
 def _started(
     session: Session, stack: ExitStack, seen: Observations, interval: str | None, *, is_once: bool, takes_over: bool
-) -> Worker:
+) -> tuple[Worker, NodeSocket]:
+    from tiered.serve.unix_socket import NodeSocket
     from tiered.service.worker import Worker
     from tiered.stores.configured_store import store_clock_of
 
-    manager = stack.enter_context(session.manager(is_daemon=True, observations=seen, takes_over=takes_over))
+    own = stack.enter_context(closing(NodeSocket(session.config().data_dirs)))  # its end comes after the manager's
+    manager = stack.enter_context(session.manager(is_daemon=True, observations=seen, takes_over=takes_over, own=own))
     stack.enter_context(copy_progress(session, manager))
     last, store_clock = read_report(manager.directories.places()), store_clock_of(manager.store, now_ms)
-    return Worker(
+    worker = Worker(
         manager,
         now_ms=now_ms(),
         interval_ms=manager.config.int_of("remote.log.manager.task.interval.ms")
@@ -138,6 +141,7 @@ def _started(
         ),
         store_clock=store_clock,
     )
+    return worker, own
 
 
 def _worked(session: Session, worker: Worker, stop: Stop, seen: Observations, *, is_once: bool) -> int:

@@ -18,6 +18,7 @@ from tiered.cli.session import Session, now_ms, stop_signals, store_options
 if TYPE_CHECKING:
     from tiered.manager.manager import LogManager
     from tiered.read.bucket_reader import RemoteLog
+    from tiered.serve.unix_socket import NodeSocket
     from tiered.serve.workers import Supervisor, Worker
 
 _LOOPBACK = "127.0.0.1"
@@ -84,21 +85,31 @@ class NodeAddress:
     is_open: bool = option("--kafka-without-authentication", "Allow a --kafka address that other machines can reach.")
 
     @contextmanager
-    def serving(self, session: Session, manager: LogManager) -> Iterator[None]:
-        """Serve Kafka clients within the block, if there is an address. Raises InvalidRequest for an unusable one."""
-        if self.listen is None:
+    def serving(self, session: Session, manager: LogManager, own: NodeSocket) -> Iterator[None]:
+        """Serve commands on the node's `own` socket, and Kafka clients at the address, within the block.
+
+        Raises InvalidRequest for an unusable address.
+        """
+        own.publish()
+        if self.listen is None and own.listener is None:
             yield
             return
-        from tiered.serve.endpoint import check_permitted
         from tiered.serve.node.endpoint import serving_node
+
+        host, port = self._checked_address() if self.listen is not None else (None, 0)
+        with serving_node(manager, host, port, self.advertised, own=own, now_ms=now_ms) as server:
+            if host is not None:
+                session.say("serving Kafka clients at {}:{}".format(*server.address))
+            yield
+
+    def _checked_address(self) -> tuple[str, int]:
+        from tiered.serve.endpoint import check_permitted
         from tiered.web.http.server import is_loopback, parse_address
 
-        host, port = parse_address(self.listen)
+        host, port = parse_address(self.listen or "")
         is_permitted = self.is_open or is_loopback(host)
         check_permitted("--kafka", "--kafka-without-authentication", is_permitted=is_permitted)
-        with serving_node(manager, host, port, self.advertised, now_ms=now_ms) as server:
-            session.say("serving Kafka clients at {}:{}".format(*server.address))
-            yield
+        return host, port
 
 
 @command("serve", example="serve --remote s3://my-bucket/logs --port 9092")

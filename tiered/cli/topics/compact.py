@@ -153,30 +153,18 @@ def _estimate(session: Session, job: JobCommand, topic: str) -> int:
 
 
 def _clean(session: Session, job: JobCommand, topic: str, roll: bool) -> int:
-    from tiered.jobs.topic_compaction import compact_topic
+    from tiered.serve.node.operations import compact, errors_of
 
-    with job.stoppable(), session.manager() as manager:
-        names = manager.topics.get(topic).partitions()
-        session.progress.expect(len(names), "partitions")
-        done = compact_topic(
-            manager,
-            topic,
-            now_ms=now_ms(),
-            roll=roll,
-            should_stop=job.should_stop,
-            progress=lambda name, decision: session.progress.advance(),
-        )
-        problems = topic_problems(manager, [topic])
-    if not job.should_stop():
-        session.progress.reach(len(names) - len(problems))  # partitions with nothing to clean report no progress
+    with job.stoppable(), session.node(job.stop) as node:
+        done = node.run(compact, topic=topic, roll=roll)
     rows = []
-    for name in names:
-        applied = done.get(name)
-        last = applied.cleaned[-1] if applied is not None and applied.cleaned else None
+    for each in done.cleaned:
+        last = each.figures
         reduction = _reduction(last.bytes_before, last.bytes_after) if last is not None else None
-        if name not in problems:
-            rows.append(CompactedPartition.of(name, last, is_cleaned=last is not None, size_reduction=reduction))
+        facts = {"is_cleaned": last is not None, "size_reduction": reduction}
+        rows.append(CompactedPartition.of(each.partition, last, **facts))
     job.print(Compacted(dry_run=False, partitions=rows))
+    problems = errors_of(done.problems)
     session.report_problems(problems)
     return worst(problems.values())
 

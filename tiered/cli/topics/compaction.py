@@ -260,27 +260,21 @@ def build(
     Without a remote tier the view is stored next to the log, and includes all durable records without an open
     transaction.
     """
-    from tiered.jobs.view_jobs import build_views, plan_views, view_status
+    from tiered.jobs.view_jobs import plan_views
+    from tiered.serve.node.operations import build_view, errors_of
 
-    with stop_signals() as stop, session.manager(read_only=dry_run) as manager:
-        plan = plan_views(manager, topic, name=name, accepts_loss=accept_loss, now_ms=now_ms())
-        if not dry_run:
-            session.progress.expect(len(plan.decisions), "partitions")
-            build_views(
-                manager,
-                plan,
-                should_stop=lambda: stop.is_set,
-                progress=lambda partition, decision: session.progress.advance(),
-            )
-        found = view_status(manager, now_ms(), [topic], name=name)
-        problems = topic_problems(manager, [topic])
     if dry_run:
+        with session.manager(read_only=True) as manager:
+            plan = plan_views(manager, topic, name=name, accepts_loss=accept_loss, now_ms=now_ms())
+            problems = topic_problems(manager, [topic])
         planned = [PlannedView.of(name, each) for name, views in sorted(plan.decisions.items()) for each in views]
         print_result(ViewsPlanned(dry_run=True, partitions=planned), output)
         session.say("nothing changed" if not plan.is_empty else "nothing to build: the view is up to date")
     else:
-        rows = [_view(each, now_ms()) for each in found if each.partition not in problems]
-        print_result(ViewsBuilt(dry_run=False, partitions=rows), output)
+        with stop_signals() as stop, session.node(stop) as node:
+            built = node.run(build_view, topic=topic, view=name, accepts_loss=accept_loss)
+        problems = errors_of(built.problems)
+        print_result(ViewsBuilt(dry_run=False, partitions=[_view(each, now_ms()) for each in built.views]), output)
     session.report_problems(problems)
     return worst(problems.values())
 
@@ -327,7 +321,8 @@ def drop(
     Its objects are deleted after remote.log.delete.grace.ms, its local files after file.delete.delay.ms. Records that
     retention has removed from the log exist only in the view: a new view begins at the log start.
     """
-    from tiered.jobs.view_jobs import drop_views, views_to_drop
+    from tiered.jobs.view_jobs import views_to_drop
+    from tiered.serve.node.operations import drop_view
 
     if dry_run:
         with session.manager(read_only=True, is_brief=True) as manager:
@@ -335,10 +330,10 @@ def drop(
         print_result(ViewsToDrop(dry_run=True, views=[_view(each, now_ms()) for each in found]), output)
         session.say("nothing changed")
         return
-    with session.manager() as manager:
-        manager.topics.get(topic)
+    with session.node() as node:
+        session.topics().get(topic)
         confirm(f"drop the view {name} of {topic}?", yes=yes, without="the view would be dropped; add --yes")
-        dropped = drop_views(manager, topic, name=name, now_ms=now_ms())
+        dropped = node.run(drop_view, topic=topic, view=name)
     session.say(f"dropped {name} of {counted(len(dropped), 'partition')}")
 
 

@@ -111,30 +111,23 @@ def create(
         for new in planned:
             show_new(session, new, output)
         return
+    from tiered.serve.node.operations import create_topics
+    from tiered.serve.operation_jobs import error_of
     from tiered.topics.topic_creation import AskedTopic
 
     requested = [AskedTopic(name=name, partitions=partitions, properties=settings) for name in names]
-    failure: LogError | None = None
-    with session.manager() as manager:
-        known = {each.name for each in manager.topics.all()}
-        try:
-            created = manager.topics.create_all(requested, now_ms=now_ms())
-        except LogError as error:
-            failure, created = error, [each for each in manager.topics.all() if each.name in {*names} - known]
-            if not created:
-                raise
-        settings_of = manager.config.topic_properties
-        tiered = [each for each in created if settings_of(each.name, each.properties)[ENABLE] == "true"]
-    for each in created:
+    with session.node() as node:
+        done = node.run(create_topics, topics=requested)
+    for each in done.created:
         session.say(f"created {each.name}: partitions={each.partition_count} topic_id={each.topic_id}")
-    _print(created, output)
-    if failure is not None:
+    _print(done.created, output)
+    if done.failure is not None:
         session.warn(
             "the topics were created, some partitions could not be initialized: the next start initializes them"
         )
-        raise failure
-    if tiered:
-        _warn_of_namesakes(session, tiered)
+        raise error_of(done.failure)
+    if done.tiered:
+        _warn_of_namesakes(session, [each for each in done.created if each.name in done.tiered])
 
 
 def _warn_of_namesakes(session: Session, created: Sequence[Topic]) -> None:
@@ -178,10 +171,12 @@ def alter(
             planned = manager.topics.dry_run.altered_topic(name, settings, now_ms=now_ms())
         show_altered(session, planned, output)
         return
-    with session.manager() as manager:
-        if gives_up(manager.topics.get(name), settings):
+    from tiered.serve.node.operations import alter_topic
+
+    with session.node() as node:
+        if gives_up(session.topics().get(name), settings):
             confirm(f"delete all records of the topic {name} that are in the bucket only, permanently?", yes=yes)
-        altered = manager.topics.alter(name, settings, now_ms=now_ms())
+        altered = node.run(alter_topic, name=name, settings=settings)
     session.say(f"altered {altered.name}: {pairs(altered.properties) or 'no own settings'}")
     _print([altered], output)
 
@@ -198,20 +193,24 @@ def add_partitions(
 
     Later records of a key may have another partition than its earlier ones.
     """
-    with session.manager(read_only=dry_run, is_brief=dry_run) as manager:
-        before = manager.topics.get(name)
-        if dry_run:
-            grown = manager.topics.dry_run.grown_topic(name, count)
-        else:
-            grown = manager.topics.add_partitions(name, count, now_ms=now_ms())
-    added = grown.partitions()[before.partition_count :]
+    from tiered.serve.node.operations import GrownTopic, add_partitions, is_compacted
+
+    if dry_run:
+        with session.manager(read_only=True, is_brief=True) as manager:
+            before, after = manager.topics.get(name), manager.topics.dry_run.grown_topic(name, count)
+            grown = GrownTopic(before=before, after=after, is_compacted=is_compacted(manager, after))
+    else:
+        with session.node() as node:
+            grown = node.run(add_partitions, name=name, count=count)
+    known = grown.before.partition_count
+    added = grown.after.partitions()[known:]
     numbers = f"{added[0]}" if len(added) == 1 else f"{added[0]} to {added[-1]}"
-    session.say(f"{'would add' if dry_run else 'added'} {numbers}: partitions={count} before={before.partition_count}")
-    if "compact" in manager.config.topic_properties(name, grown.properties)["cleanup.policy"]:
+    session.say(f"{'would add' if dry_run else 'added'} {numbers}: partitions={count} before={known}")
+    if grown.is_compacted:
         session.say("warning: records of one key in two partitions are not compacted against each other")
     if dry_run:
         session.say("nothing changed")
-    _print([grown], output)
+    _print([grown.after], output)
 
 
 def gives_up(topic: Topic, settings: dict[str, str]) -> bool:
@@ -238,10 +237,12 @@ def delete(
             planned = manager.topics.dry_run.deleted_topic(name, now_ms=now_ms())
         show_deleted(session, planned, output)
         return
-    with session.manager() as manager:
-        found = manager.topics.get(name)
+    from tiered.serve.node.operations import delete_topic
+
+    with session.node() as node:
+        session.topics().get(name)
         confirm(f"delete the topic {name} with all its records permanently?", yes=yes)
-        manager.topics.delete(name, now_ms=now_ms())
+        found = node.run(delete_topic, name=name)
     session.say(f"deleted {name}: partitions={found.partition_count} topic_id={found.topic_id}")
     _print([found], output)
 

@@ -10,6 +10,7 @@ from tiered.serve.handlers.configs import alter_configs, describe_configs, incre
 from tiered.serve.handlers.fetch import fetch
 from tiered.serve.handlers.log_dirs import alter_replica_log_dirs, delete_records, describe_log_dirs
 from tiered.serve.handlers.offsets import list_offsets, offset_for_leader_epoch
+from tiered.serve.handlers.operations import await_operation, start_operation
 from tiered.serve.handlers.produce import init_producer_id, produce
 from tiered.serve.handlers.service import Call, Handler, Service
 from tiered.serve.handlers.topic_partitions import describe_topic_partitions
@@ -21,7 +22,7 @@ from tiered.serve.handlers.transaction_queries import (
     write_txn_markers,
 )
 from tiered.serve.handlers.transactions import add_partitions_to_txn, end_txn
-from tiered.serve.messages.base import Api
+from tiered.serve.messages.base import Api, OwnApi
 
 HANDLERS: Mapping[int, Handler] = MappingProxyType(
     {
@@ -49,6 +50,8 @@ HANDLERS: Mapping[int, Handler] = MappingProxyType(
         Api.DELETE_RECORDS: delete_records,
         Api.DESCRIBE_LOG_DIRS: describe_log_dirs,
         Api.ALTER_REPLICA_LOG_DIRS: alter_replica_log_dirs,
+        OwnApi.START_OPERATION: start_operation,
+        OwnApi.AWAIT_OPERATION: await_operation,
     }
 )
 

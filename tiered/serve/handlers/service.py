@@ -17,10 +17,11 @@ from local.names import TopicPartition
 from tiered.serve.admin import Admin, Configs
 from tiered.serve.byte_budget import ByteBudget
 from tiered.serve.handlers.fetch_sessions import FetchSessions
-from tiered.serve.messages.base import Api, Error, Versions
+from tiered.serve.messages.base import Api, Error, OwnApi, Versions
+from tiered.serve.operation_jobs import Jobs
 from tiered.serve.peers import Endpoint as Endpoint
 from tiered.serve.peers import Peers
-from tiered.serve.protocol import SERVED
+from tiered.serve.protocol import OWN, SERVED
 from tiered.serve.read_pool import ReadPool
 from tiered.serve.record_sink import RecordSink
 from tiered.serve.record_source import Bounds, RecordSource, ServedTopic
@@ -90,6 +91,7 @@ PART_OF: Mapping[int, str] = MappingProxyType(
         "transactions",
     )
     | dict.fromkeys((Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE), "security")
+    | dict.fromkeys(OwnApi, "operations")
 )
 _log = logging.getLogger(__name__)
 
@@ -163,6 +165,7 @@ class Service:
     groups: object | None = None
     transactions: TransactionCoordinator | None = None
     security: object | None = None
+    operations: Jobs | None = None  # on the Unix socket of a node only
     peers: Peers | None = None
     broker_id: int = BROKER_ID
     pool: ReadPool = field(default_factory=ReadPool)
@@ -179,7 +182,7 @@ class Service:
     apis: Mapping[int, Versions] = field(init=False)  # that this server answers
 
     def __post_init__(self) -> None:
-        self.apis = {key: each for key, each in SERVED.items() if self._offers(key)}
+        self.apis = {key: each for key, each in (*SERVED.items(), *OWN.items()) if self._offers(key)}
 
     def background(self) -> list[Coroutine[object, object, None]]:
         """What has to run in the event loop of the server, from its start to its end."""

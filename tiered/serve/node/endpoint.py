@@ -13,21 +13,40 @@ from tiered.serve.handlers.service import Service
 from tiered.serve.node.node_admin import NodeAdmin
 from tiered.serve.node.node_sink import NodeSink
 from tiered.serve.node.node_source import NodeSource
+from tiered.serve.node.operations import run_operation
+from tiered.serve.operation_jobs import Jobs
 from tiered.serve.server import KafkaServer
 from tiered.serve.transactions.coordinator import TransactionCoordinator
 from tiered.serve.transactions.transaction_log import TopicTransactionLog
+from tiered.serve.unix_socket import NodeSocket
+
+JOBS_END_S = 10.0  # as for uploads
 
 
 @contextmanager
 def serving_node(
-    manager: LogManager, host: str, port: int, advertised: str | None = None, *, now_ms: Callable[[], int]
+    manager: LogManager,
+    host: str | None,
+    port: int,
+    advertised: str | None = None,
+    *,
+    own: NodeSocket | None = None,
+    now_ms: Callable[[], int],
 ) -> Iterator[KafkaServer]:
     """Serve the node's topics within the block, which must end before the manager is closed.
 
-    Order at the end: the listener and all connections are closed, then the streams of the readers. A request at work
-    gets no response; its client sends it again after the next start. Raises InvalidRequest for an unusable address.
+    Clients come to `host`, if there is one, the commands of this machine to the `own` socket of the node.
+
+    Order at the end: operations of commands are asked to end, the listeners and all connections are closed, then the
+    streams of the readers. A request at work gets no response; its client sends it again after the next start. Raises
+    InvalidRequest for an unusable address.
     """
     address = parse_endpoint("--kafka-advertise", advertised)
+    jobs = Jobs(partial(run_operation, manager), now_ms)
+    local = None
+    if own is not None:
+        own.publish()
+        local = (own.listener, jobs) if own.listener is not None else None
     with closing(NodeSource(manager)) as source:
         sink, admin = NodeSink(manager, now_ms), NodeAdmin(manager, source.broker_id, now_ms)
         transactions = transaction_coordinator(manager, source, sink, now_ms)
@@ -41,8 +60,11 @@ def serving_node(
             broker_id=source.broker_id,
         )
         # The listener closes first, then the running change ends.
-        with closing(admin), serving(service, host, port, address) as server:
-            yield server
+        with closing(admin), serving(service, host, port, address, local=local) as server:
+            try:
+                yield server
+            finally:
+                jobs.close(JOBS_END_S)
 
 
 def transaction_coordinator(

@@ -1,0 +1,186 @@
+"""The node of a command: the running one of the directory, by its Unix socket, or a manager that the command opened.
+
+| the directory | the command |
+|---|---|
+| no socket, or one without a listener | opens the directory itself |
+| a node that starts or ends | waits for its answer, START_WAIT_S at most; looks again if the connection ends |
+| a node at work | sends its operations to it |
+| a node of another user | raises AccessDenied |
+| no socket, but another process holds the lock | looks for a socket for GRACE_S, then raises that Conflict |
+
+A node that ends in the middle of an operation leaves the command without an answer. `RunningNode` then raises
+Unavailable, and says whether the node had the request.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
+
+import msgspec
+
+from local.errors import Conflict, ErrorCode, Unavailable
+from tiered.serve.messages.base import OwnApi
+from tiered.serve.messages.operations import DECODE_STATE, Await, OperationRequest, OperationResponse, Start, State
+from tiered.serve.operation_jobs import Work, error_of
+from tiered.serve.unix_socket import connect
+
+if TYPE_CHECKING:
+    from tiered.manager.manager import LogManager
+    from tiered.serve.client import Client
+
+CONNECT_S = 10.0
+START_WAIT_S = 600.0
+NOTE_AFTER_S = 2.0
+GRACE_S = 0.5
+POLL_S = 0.05
+WAIT_MS = 500  # between two checks for a signal
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Node(Protocol):
+    """Where a command's operations run."""
+
+    def run(
+        self,
+        operation: Callable[Concatenate[LogManager, Work, P], R],
+        *args: P.args,
+        **parameters: P.kwargs,
+    ) -> R:
+        """Do one of `tiered.serve.node.operations.OPERATIONS`, with keyword parameters. Raises as it."""
+
+
+class LocalNode:
+    """A manager of the command's own, which the caller closes."""
+
+    def __init__(self, manager: LogManager, work: Work) -> None:
+        self.manager, self._work = manager, work
+
+    def run(
+        self,
+        operation: Callable[Concatenate[LogManager, Work, P], R],
+        *args: P.args,
+        **parameters: P.kwargs,
+    ) -> R:
+        return operation(self.manager, self._work, *args, **parameters)
+
+
+class RunningNode:
+    """A node that runs, by a connection that the caller closes."""
+
+    def __init__(self, client: Client, work: Work) -> None:
+        self.client, self._work = client, work
+
+    def run(
+        self,
+        operation: Callable[Concatenate[LogManager, Work, P], R],
+        *args: P.args,
+        **parameters: P.kwargs,
+    ) -> R:
+        from tiered.serve.node.operations import decode_result
+
+        assert not args, "the parameters of an operation are keywords"
+        name = operation.__name__
+        start = Start(operation=name, parameters=msgspec.Raw(msgspec.json.encode(parameters)))
+        state = self._ask(OwnApi.START_OPERATION, start)
+        done = expected = seen = 0
+        while True:
+            if state.expected > expected:
+                self._work.expect(state.expected - expected, state.unit)
+            if state.done > done:
+                self._work.advance(state.done - done)
+            for text in state.messages:
+                self._work.say(text)
+            done, expected, seen = state.done, state.expected, seen + len(state.messages)
+            if state.is_done:
+                break
+            cancels = self._work.should_stop()
+            wanted = Await(job=state.job, messages_seen=seen, wait_ms=WAIT_MS, cancels=cancels)
+            state = self._ask(OwnApi.AWAIT_OPERATION, wanted)
+        if state.failure is not None:
+            raise error_of(state.failure)
+        found: R = decode_result(name, bytes(state.result))
+        return found
+
+    def _ask(self, api: OwnApi, body: Start | Await) -> State:
+        from tiered.serve.client import NoResponse
+
+        try:
+            response: OperationResponse = self.client.call(api, OperationRequest(body=msgspec.json.encode(body)))
+        except NoResponse as error:
+            if api is OwnApi.START_OPERATION and not error.is_in_doubt:
+                raise Unavailable("the running node ended before it got the request: nothing was done") from None
+            wrong = "the running node ended before it answered: it is unknown whether the change was made"
+            raise Unavailable(wrong) from None
+        return DECODE_STATE.decode(response.body)
+
+
+@contextmanager
+def opened(
+    directories: Sequence[str],
+    open_manager: Callable[[], LogManager],
+    work: Work,
+    *,
+    overrides: Mapping[str, str],
+) -> Iterator[Node]:
+    """The running node of the directories, or a manager opened now, for one command.
+
+    `overrides` are the command's settings of the manager, which a running node ignores. Raises as `find_node` and
+    `open_manager`.
+    """
+    client = find_node(directories, work.say)
+    with ExitStack() as stack:
+        if client is None:
+            try:
+                manager = stack.enter_context(open_manager())
+            except Conflict as error:
+                if error.code is not ErrorCode.DIRECTORY_HELD or (client := _await_node(directories, work.say)) is None:
+                    raise
+            else:
+                yield LocalNode(manager, work)
+                return
+        if overrides:
+            names = ", ".join(overrides)
+            work.say(f"warning: the running node has its own settings, -X has no effect: {names}")
+        yield RunningNode(stack.enter_context(client), work)
+
+
+def find_node(directories: Sequence[str], say: Callable[[str], None]) -> Client | None:
+    """Connect to the running node of the log directories; None without one. Waits while it starts or ends.
+
+    Raises AccessDenied for a node of another user, Unavailable for one that does not answer.
+    """
+    until_s = time.monotonic() + START_WAIT_S
+    note = threading.Timer(NOTE_AFTER_S, say, ["waiting for the running node, which starts or ends"])
+    note.daemon = True
+    note.start()
+    try:
+        while True:
+            found = (connection for each in directories if (connection := connect(each, CONNECT_S)) is not None)
+            if (connection := next(found, None)) is None:
+                return None
+            from tiered.serve.client import Client, NoResponse  # a slow import, which a node alone needs
+
+            remaining_s = until_s - time.monotonic()
+            try:
+                return Client(connection, timeout_s=max(POLL_S, remaining_s))
+            except NoResponse:
+                if time.monotonic() >= until_s:
+                    raise Unavailable("the running node does not answer", waited_s=round(START_WAIT_S)) from None
+            time.sleep(POLL_S)  # it ended: its socket is removed soon
+    finally:
+        note.cancel()
+
+
+def _await_node(directories: Sequence[str], say: Callable[[str], None]) -> Client | None:
+    """As `find_node` for a directory that another process has just locked: a node makes its socket soon after."""
+    until_s = time.monotonic() + GRACE_S
+    while True:
+        client = find_node(directories, say)
+        if client is not None or time.monotonic() >= until_s:
+            return client
+        time.sleep(POLL_S)
