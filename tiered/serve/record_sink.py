@@ -69,6 +69,12 @@ class RefusedBatch(InvalidRequest):
         return found
 
     @property
+    def message(self) -> str | None:
+        """Kafka's message for the client, where Kafka sends one."""
+        found = self.facts.get("message")
+        return found if isinstance(found, str) else None
+
+    @property
     def records(self) -> Sequence[RecordError]:
         found = self.facts.get("records", ())
         assert isinstance(found, Sequence)
@@ -154,18 +160,21 @@ def append_error(error: BaseException, where: object) -> Error:
 def whole_batches(data: memoryview) -> Iterator[tuple[int, int, int]]:
     """(position, bytes, magic) of each batch in `data`; a batch that is cut off at the end is left out.
 
-    Raises RefusedBatch for a size or a magic that no batch has. Source: kafka `ByteBufferLogInputStream`.
+    Raises RefusedBatch, with Kafka's message, for a size or a magic that no batch has. Source: kafka
+    `ByteBufferLogInputStream`.
     """
     at = 0
     while len(data) - at >= LENGTH_OVERHEAD:
         length = int.from_bytes(data[at + 8 : at + LENGTH_OVERHEAD], "big", signed=True)
         if length < _ENTRY_BYTES_MIN:
-            raise RefusedBatch("cannot append, a batch is too short", error=Error.CORRUPT_MESSAGE, length=length)
+            told = f"Record size {length} is less than the minimum record overhead ({_ENTRY_BYTES_MIN})"
+            raise RefusedBatch("cannot append, a batch is too short", error=Error.CORRUPT_MESSAGE, message=told)
         if len(data) - at < MAGIC_END:
             return
         magic = data[at + MAGIC_END - 1]
         if magic > MAGIC:
-            raise RefusedBatch("cannot append, a batch has an unknown format", error=Error.CORRUPT_MESSAGE, magic=magic)
+            told = f"Invalid magic found in record: {magic}"
+            raise RefusedBatch("cannot append, a batch is of no format", error=Error.CORRUPT_MESSAGE, message=told)
         size = length + LENGTH_OVERHEAD
         if len(data) - at < size:
             return

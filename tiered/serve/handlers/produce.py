@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from uuid import UUID
@@ -54,6 +55,18 @@ from tiered.serve.transactions.transaction import ProducerOf
 NO_RESPONSE, WRITTEN, DURABLE = 0, 1, -1  # the values of acks
 ADDS_PARTITIONS_SINCE, _KNOWS_ABORTABLE_SINCE = 12, 11  # versions of Produce
 _TRY_AGAIN = (Error.CONCURRENT_TRANSACTIONS, Error.COORDINATOR_LOAD_IN_PROGRESS, Error.COORDINATOR_NOT_AVAILABLE)
+# Source: kafka `ReplicaManager.appendRecordsToLocalLog`
+_WITHOUT_LOG_START = frozenset(
+    {
+        Error.UNKNOWN_TOPIC_OR_PARTITION,
+        Error.UNKNOWN_TOPIC_ID,
+        Error.NOT_LEADER_OR_FOLLOWER,
+        Error.MESSAGE_TOO_LARGE,
+        Error.RECORD_LIST_TOO_LARGE,
+        Error.CORRUPT_MESSAGE,
+        Error.KAFKA_STORAGE_ERROR,
+    }
+)
 _ADMIN_CLIENT = "__admin_client"  # kafka AdminUtils: may append to internal topics
 
 
@@ -67,6 +80,7 @@ class _Share:
     partition: TopicPartition | None = None
     producer: tuple[int, int] | None = None  # producer id and epoch of a transactional batch
     next_offset: int | None = None  # of the appended batch
+    is_refused: bool = False  # by the log
 
     @property
     def records(self) -> memoryview:
@@ -94,6 +108,7 @@ async def produce(service: Service, request: ProduceRequest, call: Call) -> Prod
         name = request.transactional_id
         append = partial(_append_shares, service.sink, service.transactions, name, call.version, open_shares)
         await asyncio.shield(service.appends.run(open_shares[0].partition, object(), append))
+        await _state_log_starts(service, open_shares)
     if request.acks == NO_RESPONSE:
         errors = {each.response.error_code.name for each in all_shares} - {Error.NONE.name}
         if errors:
@@ -181,7 +196,7 @@ def _check_form(share: _Share, call: Call) -> None:
     try:
         header = check_produced(share.records, call.version)
     except RefusedBatch as error:
-        share.fail(error.error)
+        share.response = replace(share.response, error_code=error.error, error_message=error.message)
     else:
         share.producer = (header.producer_id, header.producer_epoch) if header.is_transactional else None
         if share.partition.topic in INTERNAL_TOPICS and call.client_id != _ADMIN_CLIENT:
@@ -246,6 +261,7 @@ def _append_all(sink: RecordSink, shares: Sequence[_Share]) -> None:
         try:
             found = sink.append(each.partition, each.records, topic_id=each.topic_id)
         except Exception as error:  # noqa: BLE001 - one partition must not fail the others
+            each.is_refused = True
             each.response = _refused(each, error)
         else:
             each.next_offset = found.next_offset
@@ -273,8 +289,18 @@ def _refused(share: _Share, error: Exception) -> PartitionProduceResponse:
             BatchIndexAndErrorMessage(batch_index=each.position, batch_index_error_message=each.message)
             for each in records
         ),
-        error_message=error.attempt if isinstance(error, RefusedBatch) and records else None,
+        error_message=error.message if isinstance(error, RefusedBatch) else None,
     )
+
+
+async def _state_log_starts(service: Service, shares: Sequence[_Share]) -> None:
+    """Add the log start offset to the errors with which Kafka states it."""
+    for each in shares:
+        if each.is_refused and each.partition is not None and each.response.error_code not in _WITHOUT_LOG_START:
+            find = partial(service.source.bounds, each.partition)
+            with suppress(LogError):
+                bounds = await service.call(each.partition, ("bounds", each.partition), find)
+                each.response = replace(each.response, log_start_offset=bounds.log_start_offset)
 
 
 async def _wait_until_durable(service: Service, shares: Sequence[_Share], timeout_ms: int) -> None:

@@ -139,7 +139,7 @@ class _Check:
             raise self.refused(Error.MESSAGE_TOO_LARGE, "a batch is larger than max.message.bytes", **facts)
 
     def _check_header(self, header: BatchHeader) -> None:
-        facts = {"records": header.record_count, "last_offset_delta": header.last_offset_delta}
+        facts = {"record_count": header.record_count, "last_offset_delta": header.last_offset_delta}
         if not 0 < header.record_count <= RECORDS_MAX or header.record_count != header.last_offset_delta + 1:
             raise self.refused(Error.INVALID_RECORD, "the record count contradicts the offsets", **facts)
         if header.attributes & CODEC_BITS > Codec.ZSTD:
@@ -174,7 +174,7 @@ class _Check:
         missing = np.flatnonzero(columns.key_lengths < 0)
         if len(missing):
             name = f"{self.partition.topic}-{self.partition.partition}"
-            message = f"Compacted topic cannot accept message without key in topic partition {name}."
+            message = f"Compacted topic cannot accept message without key in topic partition {name}"
             self._refuse_records(lambda at: message, Error.INVALID_RECORD, missing.tolist())
 
     def _check_times(self, columns: Columns, header: BatchHeader) -> None:
@@ -203,7 +203,7 @@ class _Check:
             shown = ", ".join(f"RecordError(batchIndex={at}, message='{text}')" for at, text in errors[:_SHOWN_MAX])
             total = f"{len(found)} record errors in total, and only showing the first three errors at most"
             told = f"One or more records have been rejected due to {total}: [{shown}]"
-        raise RefusedBatch(told, error=error, records=errors)
+        raise self.refused(error, "records are refused", count=len(found), message=told, records=errors)
 
     def _recompressed(self, header: BatchHeader, codec: Codec, plain: memoryview) -> memoryview:
         section = compress(codec, plain[HEADER_BYTES:], self.settings.compression_level)

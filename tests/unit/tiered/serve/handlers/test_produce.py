@@ -170,9 +170,9 @@ def test_an_error_of_one_partition_has_its_code_and_fails_no_other(error: Except
 def test_refused_records_are_listed() -> None:
     sink = FakeSink()
     refused = [RecordError(3, "too old"), RecordError(5, "too new")]
-    sink.errors[ORDERS] = RefusedBatch("records are refused", error=Error.INVALID_TIMESTAMP, records=refused)
+    sink.errors[ORDERS] = RefusedBatch("x", error=Error.INVALID_TIMESTAMP, records=refused, message="told")
     (found,) = run(sink, lambda service: answers(service, request(("orders", ONE))))
-    assert found.error_message == "records are refused"
+    assert found.error_message == "told"
     assert found.record_errors == (
         BatchIndexAndErrorMessage(batch_index=3, batch_index_error_message="too old"),
         BatchIndexAndErrorMessage(batch_index=5, batch_index_error_message="too new"),
