@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from uuid import UUID
 
@@ -154,3 +155,27 @@ def test_producer_ids_begin_above_those_in_the_logs(manager: LogManager) -> None
     made = sink(manager)
     made.append(NAME, batch(0, producer_id=500))
     assert [made.new_producer_id(), made.new_producer_id()] == [501, 502]
+
+
+def test_after_a_crash_acknowledged_records_are_there_and_repeated_batches_are_known() -> None:
+    """Everything before a flush survives any crash of the disk, with the sequences of its producers."""
+    world = World()
+    with world.open() as manager:
+        manager.topics.create("t", 1, {}, now_ms=NOW)
+        made = sink(manager)
+        producer_id = made.new_producer_id()
+        for at in range(20):
+            made.append(NAME, batch(3 * at, producer_id=producer_id))
+        acknowledged = made.flush(NAME)
+        for at in range(20, 25):
+            made.append(NAME, batch(3 * at, producer_id=producer_id))
+        disks = [world.disk.crash(random.Random(seed)) for seed in range(30)]
+    for disk in disks:
+        with world.open(disk=disk) as manager:
+            log = manager.partitions.find(NAME).log
+            assert log.next_offset >= acknowledged
+            again = sink(manager)
+            found = again.append(NAME, batch(log.next_offset - 3, producer_id=producer_id))
+            assert (found.is_duplicate, found.next_offset) == (True, log.next_offset)
+            assert again.append(NAME, batch(log.next_offset, producer_id=producer_id)).base_offset == found.next_offset
+            assert again.new_producer_id() > producer_id
