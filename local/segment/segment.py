@@ -284,12 +284,12 @@ class Segment:
         A batch starts at the position, at or before the batch of `offset`, and a batch from there on ends with the last
         offset. At position 0 the last offset carries no information. Raises NotFound once retired.
         """
-        with self._entries(OFFSET_INDEX) as (count, entry):
+        with self.entries(OFFSET_INDEX) as (count, entry):
             return offset_index.find(count, entry, self.base_offset, offset)
 
     def time_start(self, timestamp_ms: int) -> TimeStart:
         """Return where to scan for a record at or after `timestamp_ms`. Raises NotFound once retired."""
-        with self._entries(TIME_INDEX) as (count, entry):
+        with self.entries(TIME_INDEX) as (count, entry):
             # Strictly below: an entry *at* the timestamp names the batch's last offset, past the wanted record.
             claimed = time_index.find(count, entry, self.base_offset, timestamp_ms - 1)[1]
             return TimeStart(time_index.find_start(count, entry, self.base_offset, timestamp_ms), claimed)
@@ -409,18 +409,18 @@ class Segment:
 
     def _sealed(self) -> SealedIndexes:
         if self._indexes is None:
-            self._indexes = SealedIndexes(self.files, self.size_bytes, self._access, self._present)
+            self._indexes = SealedIndexes(self.files, self.size_bytes, self._access, self.present)
         return self._indexes
 
     @contextmanager
-    def _present(self) -> Iterator[None]:
+    def present(self) -> Iterator[None]:
         """Prevent renames of this segment's files inside the context. Raises NotFound once retired."""
         with self._lock:
             self._check_present()
             yield
 
     @contextmanager
-    def _entries(self, suffix: str) -> Iterator[tuple[int, Callable[[int], Entry]]]:
+    def entries(self, suffix: str) -> Iterator[tuple[int, Callable[[int], Entry]]]:
         """Yield (number of entries, function from slot to entry)."""
         with self._lock:
             sealed = self._sealed()

@@ -32,14 +32,18 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "interop"))
 import kafka_clients as clients
 from kafka_artifacts import find_tiered_kafka
 from serve_clients import BATCH_RECORDS, RawClient, connected, tail_latencies, throughput
-from serve_servers import Server, bare_sendfile, broker_of, tiered
+from serve_servers import TIERED, Broker, Server, bare_sendfile, tiered
 
 from local.format.record import Record
+from local.logdirs.log_dir import LogDirectory
+from local.names import TopicPartition
 from local.records.batch import encode_batch
+from local.settings import LogSettings
+from local.storage import DiskStorage
 from tiered.config.config import Config, file_url
 from tiered.manager.manager import LogManager
 
-NOW_MS = 1_800_000_000_000
+NOW_MS = 1_750_000_000_000
 SEGMENT_BYTES = 64 << 20
 PARTITION_BYTES = (1 << 20, 8 << 20)
 REMOTE_MIB = 192  # fits into the cache of a process
@@ -75,7 +79,7 @@ def main() -> None:
 
 
 class Place:
-    """A node's directory and bucket, and a broker with the same segments."""
+    """A node's directory and bucket, and a broker with the same records in the same batches."""
 
     def __init__(self, root: Path, mib: int) -> None:
         self.root, self._home = root, root / "node"
@@ -107,28 +111,34 @@ class Place:
 
     @contextmanager
     def broker(self) -> Iterator[Server]:
-        broker = broker_of(find_tiered_kafka(), self.root / "broker")
-        broker.start()
+        home, kafka = self.root / "broker", find_tiered_kafka()
+        plain = Broker(kafka, home)
+        plain.format()
+        plain.start()
         try:
-            clients.create_topics(broker.address, {"local": SETTINGS, "fresh": SETTINGS, "far": REMOTE})
-            clients.wait_for_leaders(broker.address, ["local", "fresh", "far"])
+            clients.create_topics(plain.address, {"local": SETTINGS, "fresh": SETTINGS, "far": SETTINGS})
         finally:
-            broker.stop()
-        data = broker.log_dirs[0]
-        for topic in self.counts:
-            for path in (self.root / "copy" / f"{topic}-0").glob("*"):
-                if path.suffix in (".log", ".index", ".timeindex"):
-                    shutil.copyfile(path, data / f"{topic}-0" / path.name)
-        (data / ".kafka_cleanshutdown").unlink()
-        (data / "recovery-point-offset-checkpoint").write_text("0\n0\n")
+            plain.stop()
+        data = plain.log_dirs[0]
+        directory = LogDirectory(DiskStorage(), str(data))
+        for topic, count in self.counts.items():
+            settings = LogSettings(segment_bytes=SEGMENT_BYTES)
+            log = directory.open_log(TopicPartition(topic, 0), settings, now_ms=NOW_MS)
+            for _ in range(count):
+                log.append(_records(), now_ms=NOW_MS)
+        directory.close()
+        broker = Broker(kafka, home, settings=TIERED.format(remote=home / "remote"))
         broker.start()
         try:
             clients.wait_for_leaders(broker.address, ["local", "fresh", "far"])
+            changes = "remote.storage.enable=true,local.retention.ms=1"
+            words = ["--alter", "--entity-type", "topics", "--entity-name", "far", "--add-config", changes]
+            broker.tool("kafka.admin.ConfigCommand", "--bootstrap-server", broker.address, *words)
             clients.wait_until(lambda: len(_logs(data, "far")) == 1, "only the active segment", 120)
             self.far_end = int(_logs(data, "far")[0].stem)
             yield Server("Kafka 4.1.1", broker.address, broker.pid)
         finally:
-            broker.stop()
+            broker.kill()  # a clean end waits for the broker's own remote metadata
 
     @contextmanager
     def node(self) -> Iterator[Server]:

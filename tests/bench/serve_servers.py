@@ -14,7 +14,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "interop"))
-from kafka_artifacts import Kafka
 from kafka_broker import KafkaBroker
 from serve_clients import BATCH_RECORDS
 
@@ -57,12 +56,6 @@ class Broker(KafkaBroker):
     def _java(self, heap: str, *words: str) -> list[str]:
         logging = f"-Dlog4j2.configurationFile={self.home / 'log4j2.properties'}"
         return [self._kafka.java, "-Xmx1g", *_JVM, logging, "-cp", self._kafka.class_path, *words]
-
-
-def broker_of(kafka: Kafka, home: Path) -> Broker:
-    broker = Broker(kafka, home, settings=TIERED.format(remote=home / "remote"))
-    broker.format()
-    return broker
 
 
 @contextmanager

@@ -32,7 +32,11 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of its way to read its own files
     import kafka
 
-pytestmark = [pytest.mark.server, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # kafka-python leaves a socket open
+]
 PARTITION = TopicPartition("plain", 0)
 
 
@@ -77,7 +81,7 @@ def test_a_consumer_reads_on_when_the_replica_that_leads_its_partition_dies(capl
         expected = [each.offset for each in bucket.reader().records(PARTITION, 0)]
         assert _offsets_across_a_death(found, len(expected)) == expected
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # kafka-python leaves the socket of the dead replica open
+        warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
 
 

@@ -54,6 +54,17 @@ class FileRange:
         """The bytes; fewer if the file became shorter."""
         return os.pread(self.file.fd, self.nbytes, self.position)
 
+    def read_cached(self) -> memoryview | None:
+        """The bytes if a read needs no disk."""
+        data = bytearray(self.nbytes)
+        try:
+            count = os.preadv(self.file.fd, [data], self.position, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno == errno.EAGAIN:
+                return None
+            count = os.preadv(self.file.fd, [data], self.position)
+        return memoryview(data).toreadonly() if count == self.nbytes else None
+
     def is_cached(self) -> bool:
         """Whether a read needs no disk, by the page cache's answer for one byte in PROBE_BYTES."""
         byte = bytearray(1)

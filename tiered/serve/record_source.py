@@ -108,6 +108,16 @@ class RecordSource(Protocol):
         """Within the block call `notify`, from any thread, after the bounds of one of `partitions` changed."""
 
 
+class PromptSource(Protocol):
+    """Answers of a source without a wait for a disk or a store, in the event loop. None: the `RecordSource` answers."""
+
+    def topics_now(self) -> Mapping[str, ServedTopic] | None: ...
+
+    def read_now(
+        self, partition: TopicPartition, offset: int, *, isolation: Isolation, bytes_max: int
+    ) -> ReadBatches | None: ...
+
+
 def uuid_of(topic_id: str) -> UUID | None:
     """The topic id as Kafka's protocol has it; None for the zero id of a topic without one."""
     found = UUID(bytes=base64.urlsafe_b64decode(topic_id + "=="))

@@ -2,11 +2,12 @@
 
 | the connection | buffers | ranges of files |
 |---|---|---|
-| plain | written from where they are | `sendfile`: the bytes never enter the process |
+| plain | written from where they are | `sendfile` in slices: the bytes never enter the process |
 | TLS | passed to the transport in slices | read in slices |
 
-Both hold at most SLICE_BYTES of a response besides its own buffers. After BURST_BYTES the event loop serves the other
-connections, so that a fast client does not delay them. Bytes of a file outside the page cache are loaded by a thread.
+Both hold at most SLICE_BYTES of a response besides its own buffers, and FILE_SLICE_BYTES of a file that has to be
+loaded, which a thread does. After BURST_BYTES the event loop serves the other connections, so that a fast client does
+not delay them.
 
 A plain connection never writes through its transport, which so owns no bytes. Every system call follows a check, in the
 same step of the event loop, that the transport is open: its descriptor cannot belong to another connection.
@@ -27,7 +28,8 @@ from tiered.serve.messages.base import Piece
 from tiered.serve.read_pool import ReadPool
 
 SLICE_BYTES = 256 << 10
-BURST_BYTES = 1 << 20
+FILE_SLICE_BYTES = 1 << 20  # one call fills the socket's buffer: smaller ones cost twice the CPU
+BURST_BYTES = 2 << 20
 _BUFFERS_MAX = 64  # of one system call; Linux takes 1024
 _cold_reads = itertools.count()
 
@@ -39,7 +41,7 @@ class Sender:
         """A client that takes less than SLICE_BYTES in `send_s` ends the sending with TimeoutError."""
         self.sent_bytes = 0
         self._writer, self._pool, self._send_s = writer, pool, send_s
-        self._transport = writer.transport
+        self._transport, self._socket = writer.transport, writer.get_extra_info("socket")
         self._is_plain = writer.get_extra_info("ssl_object") is None
         self._deadline_s = 0.0
         self._slice_end = self._burst_end = 0  # in `sent_bytes`
@@ -73,7 +75,7 @@ class Sender:
                 parts[0] = parts[0][sent:]
 
     async def _send_file(self, whole: FileRange) -> None:
-        for part in whole.slices(SLICE_BYTES):
+        for part in whole.slices(FILE_SLICE_BYTES):
             if not part.is_cached():
                 await self._load(part)
             rest = part
@@ -108,7 +110,11 @@ class Sender:
         while True:
             if self._transport.is_closing():
                 raise ConnectionResetError("the connection is closed")
-            fd = self._writer.get_extra_info("socket").fileno()
+            if self.sent_bytes >= self._burst_end:
+                self._burst_end = self.sent_bytes + BURST_BYTES
+                await asyncio.sleep(0)
+                continue
+            fd = self._socket.fileno()
             try:
                 sent = write(fd)
             except BlockingIOError:
@@ -117,9 +123,6 @@ class Sender:
             self.sent_bytes += sent
             if self.sent_bytes >= self._slice_end:
                 self._start_slice()
-            if self.sent_bytes >= self._burst_end:
-                self._burst_end = self.sent_bytes + BURST_BYTES
-                await asyncio.sleep(0)
             return sent
 
     async def _until_writable(self, fd: int) -> None:

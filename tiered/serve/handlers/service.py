@@ -24,7 +24,7 @@ from tiered.serve.peers import Peers
 from tiered.serve.protocol import OWN, SERVED
 from tiered.serve.read_pool import ReadPool
 from tiered.serve.record_sink import RecordSink
-from tiered.serve.record_source import Bounds, RecordSource, ServedTopic
+from tiered.serve.record_source import Bounds, PromptSource, RecordSource, ServedTopic
 from tiered.serve.transactions.coordinator import TransactionCoordinator
 
 BROKER_ID = 0  # of a replica without peers
@@ -159,6 +159,7 @@ class Service:
     """
 
     source: RecordSource
+    prompt: PromptSource | None = None  # for the answers of `source` that need no wait
     sink: RecordSink | None = None
     admin: Admin | None = None
     configs: Configs | None = None
@@ -207,12 +208,14 @@ class Service:
 
     async def topics(self) -> Mapping[str, ServedTopic]:
         """All topics by name; the last known ones if a new list takes longer than READ_WAIT_S."""
-        listed = self.pool.run("topics", "topics", self.source.topics)
-        if self.known_topics is not None:
-            await asyncio.wait([listed], timeout=READ_WAIT_S)
-            if not listed.done():
-                return self.known_topics
-        topics = await asyncio.shield(listed)
+        topics = self.prompt.topics_now() if self.prompt is not None else None
+        if topics is None:
+            listed = self.pool.run("topics", "topics", self.source.topics)
+            if self.known_topics is not None:
+                await asyncio.wait([listed], timeout=READ_WAIT_S)
+                if not listed.done():
+                    return self.known_topics
+            topics = await asyncio.shield(listed)
         if topics is not self.known_topics:
             self.known_topics = topics
             self.names_by_id = {each.topic_id: each.name for each in topics.values() if each.topic_id is not None}

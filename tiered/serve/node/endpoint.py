@@ -53,6 +53,7 @@ def serving_node(
         transactions.load()  # the prepared transactions end before a client reads
         service = Service(
             source=source,
+            prompt=source,
             sink=sink,
             admin=admin,
             configs=admin,

@@ -3,6 +3,7 @@
 | offset | read from |
 |---|---|
 | from the local log start offset on | the local log; also while the bucket is unavailable |
+| the same, in one segment and in the page cache | its file, in the event loop (`tiered.serve.node.file_reads`) |
 | below it | the bucket, by an open stream that ends at the local log start offset |
 
 - The high watermark is the log end offset, as in Kafka with one replica: a record is readable once it is in the log.
@@ -35,6 +36,7 @@ from tiered.manager.manager import LogManager
 from tiered.partition.partition import Partition
 from tiered.read.partition_source import PartitionSource, out_of_range
 from tiered.serve.handlers.service import BROKER_ID
+from tiered.serve.node.file_reads import FileReads
 from tiered.serve.open_streams import OpenStreams, Stream, gap
 from tiered.serve.record_source import Bounds, Leader, ReadBatches, ServedTopic, uuid_of
 
@@ -53,6 +55,7 @@ class NodeSource:
         self._table = manager.partitions
         self._readers = {each: manager.reader(each) for each in Isolation}
         self._streams = OpenStreams()
+        self._files = FileReads()
         self._watchers = _Watchers()
         identity = manager.directories.online[0].identity
         assert identity is not None, "a directory that is open for writing has ids"
@@ -94,6 +97,33 @@ class NodeSource:
             # The records expired during the read: the entries of their aborted transactions may be deleted.
             raise out_of_range(partition, offset, bounds.log_start_offset, bounds.high_watermark)
         return ReadBatches(bounds=bounds, runs=runs, aborted=aborted)
+
+    def topics_now(self) -> Mapping[str, ServedTopic]:
+        return self.topics()  # in memory
+
+    def read_now(
+        self, partition: TopicPartition, offset: int, *, isolation: Isolation, bytes_max: int
+    ) -> ReadBatches | None:
+        """A read of the local log at once (`tiered.serve.node.file_reads`). None, also for every error: use `read`.
+
+        Under READ_COMMITTED only the end of the log is read: aborted transactions need the headers of all batches.
+        """
+        try:
+            held = self._held(partition)
+            source, log, cuts = held.source(), held.log, held.log.cuts
+        except LogError:
+            return None
+        if not source.has_local_records() or offset < log.local_log_start_offset:
+            return None
+        before, is_committed = _bounds(source, log), isolation is Isolation.READ_COMMITTED
+        if not before.log_start_offset <= offset <= before.high_watermark:
+            return None
+        if offset == (before.last_stable_offset if is_committed else before.high_watermark):
+            return ReadBatches(bounds=before, aborted=[] if is_committed else None)
+        run = self._files.read(log, offset, bytes_max) if not is_committed else None
+        if run is None or log.cuts != cuts:
+            return None
+        return ReadBatches(bounds=_bounds(source, log), runs=[run])
 
     def find_offset(self, partition: TopicPartition, spec: int, isolation: Isolation) -> FoundOffset | None:
         held = self._held(partition)
