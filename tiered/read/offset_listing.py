@@ -69,7 +69,11 @@ def _at_or_after(partition: TopicPartition, reader: TieredReader, timestamp_ms: 
     offset = reader.offset_for_timestamp(partition, timestamp_ms)
     if offset is None:
         return None
-    for columns in reader.columns(partition, offset, offset + 1):
+    from local.kernels import decode_columns
+    from tiered.read.reader import within
+
+    for data in reader.batches(partition, offset, offset + 1):
+        columns = within(decode_columns(data, include_control=True), offset, None)  # markers count, as in Kafka
         if len(columns):
             epoch = int(columns.table.leader_epochs[columns.batch_ordinals[0]])
             return FoundOffset(offset, int(columns.timestamps[0]), epoch if epoch >= 0 else None)

@@ -372,8 +372,9 @@ def _struct_writer(schema: type, message: type | None) -> Write:
 
 
 def _write_tagged(frame: Frame, value: object, tagged: Sequence[tuple[int, str, object, Write]]) -> None:
-    """Write the tagged fields that differ from their defaults; schemas have them by tag. None has record batches."""
-    found = [(tag, each, write) for tag, name, default, write in tagged if (each := getattr(value, name)) != default]
+    """Write the tagged fields that are set and differ from their defaults. None of them has record batches."""
+    values = ((tag, getattr(value, name), default, write) for tag, name, default, write in tagged)
+    found = [(tag, each, write) for tag, each, default, write in values if each is not None and each != default]
     frame.uvarint(len(found))
     for tag, each, write in found:
         body = Frame()

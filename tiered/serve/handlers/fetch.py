@@ -2,7 +2,7 @@
 
 | limit | meaning |
 |---|---|
-| `partition_max_bytes` | of one partition; its first batch may be larger |
+| `partition_max_bytes` | of one partition; the first batch of the first partition with records may be larger (KIP-74) |
 | `max_bytes`, `Load` | of the response; the first batch in it may be larger (KIP-74) |
 | `min_bytes`, `max_wait_ms` | the response waits until it has as many bytes, a read failed, or the time is over |
 | READ_WAIT_S | with a shorter `max_wait_ms` the response waits this long for its reads |
@@ -17,11 +17,11 @@ import asyncio
 import threading
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from uuid import UUID
 
-from local.errors import LogError, NotFound
+from local.errors import LogError, NotFound, OffsetOutOfRange
 from local.names import TopicPartition
 from local.records.isolation import Isolation
 from tiered.serve.handlers.fetch_sessions import Requested
@@ -30,17 +30,22 @@ from tiered.serve.handlers.service import READ_WAIT_S, Call, Service, epoch_erro
 from tiered.serve.messages.base import Error
 from tiered.serve.messages.fetch import (
     AbortedTransaction,
+    FetchableTopicResponse,
     FetchPartition,
     FetchRequest,
     FetchResponse,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
     PartitionData,
 )
-from tiered.serve.record_source import Bounds, ReadBatches, ServedTopic
+from tiered.serve.record_source import Bounds, ReadBatches, RecordSource, ServedTopic
 
 WAIT_S_MAX = 60.0
-_TOPIC_IDS_SINCE = 13  # the first version of Fetch that names topics by their ids
+# The first versions of Fetch that name topics by their ids, and the current leader after an old epoch (KIP-951).
+_TOPIC_IDS_SINCE, _LEADERS_SINCE = 13, 16
 READS_AT_ONCE = 8  # of one request
 READS_IN_A_ROW = 64  # without a wait; then the other connections are served
+_NO_ID = UUID(int=0)
 
 
 @dataclass(slots=True)
@@ -102,7 +107,9 @@ async def fetch(service: Service, request: FetchRequest, call: Call) -> FetchRes
     wanted = [_wanted(topics, names, failure, each) for each in opened.requested]
     await _read_until_enough(service, request, wanted)
     is_committed = isolation_of(request.isolation_level) is Isolation.READ_COMMITTED
-    return opened.response([(each.place, _answer(service, each, is_committed=is_committed)) for each in wanted])
+    response = opened.response([(each.place, _answer(service, each, is_committed=is_committed)) for each in wanted])
+    stale = [each.place for each in wanted if each.error is Error.FENCED_LEADER_EPOCH]
+    return _with_leaders(service, response, call) if stale and call.version >= _LEADERS_SINCE else response
 
 
 def _wanted(
@@ -210,16 +217,42 @@ async def _some_done(
 
 
 def _started(service: Service, each: _Wanted, isolation: Isolation, limit: int) -> asyncio.Future[ReadBatches]:
-    partition, offset = each.partition, each.requested.fetch_offset
+    partition, offset, claimed = each.partition, each.requested.fetch_offset, each.requested.current_leader_epoch
     assert partition is not None, "only served partitions are read"
-    read = partial(service.source.read, partition, offset, isolation=isolation, bytes_max=limit)
-    return service.pool.run(partition, ("read", partition, offset, isolation, limit), read)
+    read = partial(_read, service.source, partition, offset, isolation, limit, claimed)
+    return service.pool.run(partition, ("read", partition, offset, isolation, limit, claimed), read)
+
+
+class _WrongEpoch(Exception):
+    """The client claims another leader epoch than that of `bounds`."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        super().__init__(bounds)
+        self.bounds = bounds
+
+
+def _read(
+    source: RecordSource, partition: TopicPartition, offset: int, isolation: Isolation, limit: int, claimed: int
+) -> ReadBatches:
+    try:
+        found = source.read(partition, offset, isolation=isolation, bytes_max=limit)
+        bounds = found.bounds
+    except OffsetOutOfRange:
+        bounds = source.bounds(partition)
+        if epoch_error(claimed, bounds) is Error.NONE:
+            raise
+    if epoch_error(claimed, bounds) is not Error.NONE:  # it counts more than the offset
+        raise _WrongEpoch(bounds)
+    return found
 
 
 def _take(service: Service, each: _Wanted, read: asyncio.Future[ReadBatches]) -> None:
     partition, error = each.partition, read.exception()
     assert partition is not None, "only served partitions are read"
-    if isinstance(error, NotFound) and "object" in error.facts:
+    if isinstance(error, _WrongEpoch):
+        service.bounds[partition] = error.bounds
+        each.error = epoch_error(each.requested.current_leader_epoch, error.bounds)
+    elif isinstance(error, NotFound) and "object" in error.facts:
         each.error = Error.KAFKA_STORAGE_ERROR  # the segment was replaced: the next read finds the new one
     elif error is not None:
         each.error = error_of(error, partition)
@@ -234,32 +267,52 @@ def _accept(service: Service, each: _Wanted, partition: TopicPartition, found: R
 
 
 def _cut(readable: list[_Wanted], max_bytes: int) -> None:
-    """Leave out what exceeds the response: a first batch above its limit is sent only as the first one."""
+    """Leave out what exceeds a limit: a first batch above its limit is sent only as the first one of the response."""
     total = 0
     for each in readable:
         if each.found is None:
             continue
-        if total and total + each.found.size_bytes > max_bytes:
+        size_bytes = each.found.size_bytes
+        if total and (size_bytes > each.requested.partition_max_bytes or total + size_bytes > max_bytes):
             each.found = ReadBatches(bounds=each.found.bounds)
         total += each.found.size_bytes
 
 
 def _answer(service: Service, each: _Wanted, *, is_committed: bool) -> PartitionData:
-    bounds: Bounds | None = None
-    if each.partition is not None and each.error in (Error.NONE, Error.OFFSET_OUT_OF_RANGE):
-        bounds = each.found.bounds if each.found is not None else service.bounds.get(each.partition)
-    found = each.found if each.found is not None and each.error is Error.NONE else None
-    aborted = found.aborted or () if found is not None else ()
+    number = each.requested.partition
+    if each.partition is None:
+        return PartitionData(partition_index=number, error_code=each.error, aborted_transactions=())
+    if each.error is not Error.NONE:
+        return PartitionData(partition_index=number, error_code=each.error)
+    bounds = each.found.bounds if each.found is not None else service.bounds.get(each.partition)
+    aborted = each.found.aborted if each.found is not None and is_committed else None
     return PartitionData(
-        partition_index=each.requested.partition,
-        error_code=each.error,
+        partition_index=number,
         high_watermark=bounds.high_watermark if bounds is not None else -1,
         last_stable_offset=bounds.last_stable_offset if bounds is not None else -1,
         log_start_offset=bounds.log_start_offset if bounds is not None else -1,
         aborted_transactions=(
             tuple(AbortedTransaction(producer_id=a.producer_id, first_offset=a.first_offset) for a in aborted)
-            if is_committed
+            if aborted is not None
             else None
         ),
-        records=found.runs if found is not None else (),
+        records=each.found.runs if each.found is not None else (),
     )
+
+
+def _with_leaders(service: Service, response: FetchResponse, call: Call) -> FetchResponse:
+    """Name this server as the current leader to clients with an old epoch: they need no request of metadata."""
+
+    def led(topic: FetchableTopicResponse, data: PartitionData) -> PartitionData:
+        name = topic.topic if topic.topic is not None else service.names_by_id.get(topic.topic_id or _NO_ID)
+        bounds = service.bounds.get(TopicPartition(name, data.partition_index)) if name is not None else None
+        if data.error_code is not Error.FENCED_LEADER_EPOCH or bounds is None or bounds.leader_epoch is None:
+            return data
+        leader = LeaderIdAndEpoch(leader_id=service.broker_id, leader_epoch=bounds.leader_epoch)
+        return replace(data, current_leader=leader)
+
+    here = NodeEndpoint(node_id=service.broker_id, host=call.endpoint.host, port=call.endpoint.port)
+    topics = [
+        replace(each, partitions=tuple(led(each, data) for data in each.partitions)) for each in response.responses
+    ]
+    return replace(response, responses=tuple(topics), node_endpoints=(here,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
@@ -36,22 +37,20 @@ def isolation_of(level: int) -> Isolation:
 
 
 async def list_offsets(service: Service, request: ListOffsetsRequest, call: Call) -> ListOffsetsResponse:
+    """A partition that the request names twice is an error, once. Source: kafka `ListOffsetsRequest`."""
     topics, failure = await _known(service)
     isolation = isolation_of(request.isolation_level)
-    found = [
-        ListOffsetsTopicResponse(
-            name=topic.name,
-            partitions=tuple(
-                await asyncio.gather(
-                    *(
-                        _offset(service, topics, failure, topic.name, each, isolation, call.version)
-                        for each in topic.partitions
-                    )
-                )
-            ),
-        )
-        for topic in request.topics
-    ]
+    counts = Counter((topic.name, each.partition_index) for topic in request.topics for each in topic.partitions)
+    found = []
+    for topic in request.topics:
+        once = [each for each in topic.partitions if counts[topic.name, each.partition_index] == 1]
+        twice = {each.partition_index for each in topic.partitions if counts[topic.name, each.partition_index] > 1}
+        wrong = [
+            ListOffsetsPartitionResponse(partition_index=number, error_code=Error.INVALID_REQUEST) for number in twice
+        ]
+        searches = (_offset(service, topics, failure, topic.name, each, isolation, call.version) for each in once)
+        partitions = (*await asyncio.gather(*searches), *wrong)
+        found.append(ListOffsetsTopicResponse(name=topic.name, partitions=partitions))
     return ListOffsetsResponse(topics=tuple(found))
 
 
@@ -107,11 +106,11 @@ async def _offset(
     version: int,
 ) -> ListOffsetsPartitionResponse:
     number, spec = requested.partition_index, requested.timestamp
+    if spec < 0 and version < _SINCE.get(spec, _NEVER):
+        return ListOffsetsPartitionResponse(partition_index=number, error_code=Error.UNSUPPORTED_VERSION)
     partition = served_partition(topics, topic, number)
     if partition is None:
         return ListOffsetsPartitionResponse(partition_index=number, error_code=failure)
-    if spec < 0 and version < _SINCE.get(spec, _NEVER):
-        return ListOffsetsPartitionResponse(partition_index=number, error_code=Error.UNSUPPORTED_VERSION)
     try:
         bounds = await _bounds(service, partition)
         error = epoch_error(requested.current_leader_epoch, bounds)

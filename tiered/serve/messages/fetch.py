@@ -55,14 +55,24 @@ class AbortedTransaction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderIdAndEpoch:
+    leader_id: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionData:
-    """`records` are runs of whole batches. `aborted_transactions` is None under read_uncommitted."""
+    """`records` are runs of whole batches. `aborted_transactions` is None under read_uncommitted, or without a read.
+
+    `current_leader` spares a client with an old epoch the request of metadata (KIP-951).
+    """
 
     partition_index: int
     error_code: Error = Error.NONE
     high_watermark: int = -1
     last_stable_offset: int = -1
     log_start_offset: int = -1
+    current_leader: LeaderIdAndEpoch | None = None
     aborted_transactions: tuple[AbortedTransaction, ...] | None = None
     records: Sequence[Piece] = ()
 
@@ -75,11 +85,20 @@ class FetchableTopicResponse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEndpoint:
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FetchResponse:
     throttle_time_ms: int = 0
     error_code: Error = Error.NONE
     session_id: int = 0
     responses: tuple[FetchableTopicResponse, ...] = ()
+    node_endpoints: tuple[NodeEndpoint, ...] = ()  # of each `current_leader`
 
 
 # The oldest versions are those of Apache Kafka 4 (KIP-896), the newest those of kio 0.6.

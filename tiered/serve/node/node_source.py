@@ -29,6 +29,7 @@ from local.errors import Conflict, LogError, OffsetOutOfRange
 from local.format.batch_header import TRANSACTIONAL
 from local.index.txn_index import AbortedTransaction
 from local.log import Log
+from local.log.leader_epochs import LeaderEpochs
 from local.names import TopicPartition
 from local.records.isolation import Isolation
 from local.records.offset_spec import FoundOffset, OffsetSpec
@@ -132,15 +133,21 @@ class NodeSource:
             is_committed = isolation is Isolation.READ_COMMITTED
             offset = bounds.last_stable_offset if is_committed else bounds.high_watermark
             return FoundOffset(offset, None, bounds.leader_epoch)
-        return self._manager.list_offsets({partition: spec}, isolation=isolation)[partition]
+        found = self._manager.list_offsets({partition: spec}, isolation=isolation)[partition]
+        if (
+            found is not None
+            and found.leader_epoch is None
+            and spec in (OffsetSpec.EARLIEST, OffsetSpec.EARLIEST_LOCAL)
+        ):
+            return found._replace(leader_epoch=_epochs(held.log).epoch_at(found.offset))
+        return found
 
     def epochs(self, partition: TopicPartition) -> Sequence[tuple[int, int]]:
         """The epochs of the records, and the current one at the log end if no record has it yet, as in Kafka.
 
         Source: kafka `Partition.makeLeader`.
         """
-        log = self._held(partition).log
-        return log.epochs.assign(log.leader_epoch, log.next_offset).entries
+        return _epochs(self._held(partition).log).entries
 
     @contextmanager
     def watch(self, partitions: Collection[TopicPartition], notify: Notify) -> Iterator[None]:
@@ -249,6 +256,10 @@ class _Watchers:
 def _served(topic: Topic) -> ServedTopic:
     numbers = tuple(range(topic.partition_count))
     return ServedTopic(name=topic.name, topic_id=uuid_of(topic.topic_id), partitions=numbers)
+
+
+def _epochs(log: Log) -> LeaderEpochs:
+    return log.epochs.assign(log.leader_epoch, log.next_offset)
 
 
 def _bounds(source: PartitionSource, log: Log) -> Bounds:

@@ -9,6 +9,7 @@ from manager_world import DAY, NAME, NOW, TIERED, World, send, settle
 
 from local.errors import InvalidRequest, Unavailable
 from local.format.record import Record
+from local.log.producer_state import Producer
 from local.records.isolation import Isolation
 from local.records.offset_spec import FoundOffset, OffsetSpec
 from tiered.cli.data.offsets import parse_spec
@@ -82,8 +83,6 @@ def test_largest_timestamp_is_found_in_either_tier_above_the_log_start(world: Wo
 
 
 def test_committed_offsets_end_below_an_open_transaction(world: World) -> None:
-    from local.log.producer_state import Producer
-
     with world.open() as manager:
         manager.topics.create("t", 1, {}, now_ms=NOW)
         send(manager, 10)
@@ -94,6 +93,17 @@ def test_committed_offsets_end_below_an_open_transaction(world: World) -> None:
         assert found.offset == 10
         assert manager.list_offsets({NAME: NOW}, isolation=Isolation.READ_COMMITTED)[NAME] is None
         assert ask(manager, OffsetSpec.LATEST).offset == 11
+
+
+def test_a_marker_is_found_by_time_with_its_own_time_as_in_kafka(world: World) -> None:
+    with world.open() as manager:
+        manager.topics.create("t", 1, {}, now_ms=NOW)
+        log = manager.partitions.find(NAME).log
+        producer = Producer(producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
+        log.append([Record(b"k", b"v", NOW)], now_ms=NOW, producer=producer)
+        log.append_marker(7, 0, commit=True, now_ms=NOW + 50)
+        for spec in (NOW + 1, OffsetSpec.MAX_TIMESTAMP):
+            assert manager.list_offsets({NAME: spec})[NAME] == FoundOffset(1, NOW + 50, log.leader_epoch)
 
 
 def test_unreachable_bucket_raises_for_offsets_of_the_remote_tier(world: World, tiered: LogManager) -> None:

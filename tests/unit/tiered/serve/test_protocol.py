@@ -35,7 +35,14 @@ from tiered.serve.messages.cluster import (
     MetadataResponseTopic,
     SupportedFeatureKey,
 )
-from tiered.serve.messages.fetch import AbortedTransaction, FetchableTopicResponse, FetchResponse, PartitionData
+from tiered.serve.messages.fetch import (
+    AbortedTransaction,
+    FetchableTopicResponse,
+    FetchResponse,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
+    PartitionData,
+)
 from tiered.serve.messages.offsets import (
     EpochEndOffset,
     ListOffsetsPartitionResponse,
@@ -128,10 +135,15 @@ RESPONSES = {
                         aborted_transactions=(AbortedTransaction(producer_id=5, first_offset=2),),
                         records=(b"first run ", memoryview(b"second run" * 1000)),
                     ),
-                    PartitionData(partition_index=4, error_code=Error.OFFSET_OUT_OF_RANGE),
+                    PartitionData(
+                        partition_index=4,
+                        error_code=Error.FENCED_LEADER_EPOCH,
+                        current_leader=LeaderIdAndEpoch(leader_id=1, leader_epoch=6),
+                    ),
                 ),
             ),
-        )
+        ),
+        node_endpoints=(NodeEndpoint(node_id=1, host="node", port=9092),),
     ),
     Api.LIST_OFFSETS: ListOffsetsResponse(
         topics=(
@@ -331,6 +343,8 @@ def test_a_response_is_read_by_kio_as_it_was_written(key: int, version: int) -> 
     expected = _plain(RESPONSES[Api(key)])
     for topic in expected["responses"] if key == Api.FETCH else ():
         for partition in topic["partitions"]:
+            if partition["current_leader"] is None:
+                partition["current_leader"] = {"leader_id": -1, "leader_epoch": -1}  # omitted
             partition["records"] = b"".join(bytes(each) for each in partition["records"])
     for topic in expected["topics"] if key == Api.METADATA else ():
         topic["name"] = topic["name"] if version >= 12 or topic["name"] is not None else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 from fake_source import BATCH, CALL, IDS, ORDERS, SLOW, FakeSource, run
@@ -14,7 +15,15 @@ from tiered.serve.handlers import fetch as fetching
 from tiered.serve.handlers.fetch import fetch
 from tiered.serve.handlers.service import LEAST_BYTES, UNSENT_BYTES_MAX, Service
 from tiered.serve.messages.base import Error
-from tiered.serve.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
+from tiered.serve.messages.fetch import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
+    PartitionData,
+)
 
 
 def request(*partitions: tuple[str, int], **changes: object) -> FetchRequest:
@@ -119,6 +128,27 @@ def test_an_error_of_one_partition_leaves_the_others_readable(error: LogError, c
 def test_a_leader_epoch_other_than_the_current_one_is_refused(claimed: int, code: Error) -> None:
     (found,) = fetched(FakeSource(orders=50), request(("orders", 0), current_leader_epoch=claimed))
     assert found.error_code is code
+
+
+@pytest.mark.parametrize(("claimed", "code"), [(4, Error.FENCED_LEADER_EPOCH), (6, Error.UNKNOWN_LEADER_EPOCH)])
+def test_a_wrong_leader_epoch_counts_more_than_a_wrong_offset(claimed: int, code: Error) -> None:
+    (found,) = fetched(FakeSource(orders=50), request(("orders", 99), current_leader_epoch=claimed))
+    assert (found.error_code, found.high_watermark, found.aborted_transactions) == (code, -1, None)
+
+
+@pytest.mark.parametrize(("version", "claimed", "is_named"), [(16, 4, True), (15, 4, False), (16, 6, False)])
+def test_an_old_epoch_is_answered_with_the_current_leader(version: int, claimed: int, is_named: bool) -> None:
+    asked = request(("orders", 0), current_leader_epoch=claimed)
+    response = run(FakeSource(orders=50), lambda service: fetch(service, asked, replace(CALL, version=version)))
+    (found,) = parts(response)
+    assert found.current_leader == (LeaderIdAndEpoch(leader_id=0, leader_epoch=5) if is_named else None)
+    assert response.node_endpoints == ((NodeEndpoint(node_id=0, host="broker", port=9092),) if is_named else ())
+
+
+def test_only_the_first_partition_with_records_may_exceed_its_own_limit() -> None:
+    source = FakeSource(orders=50, slow=50)
+    asked = request(("orders", 50), ("slow", 8), ("orders", 7), partition_max_bytes=BATCH - 1)
+    assert [offsets(each) for each in fetched(source, asked)] == [[], [8], []]
 
 
 def test_unknown_topics_are_refused_by_name_and_by_id() -> None:

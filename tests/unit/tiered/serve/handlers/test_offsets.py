@@ -85,6 +85,20 @@ def test_an_epoch_below_all_known_ones_ends_where_they_begin() -> None:
     assert end_of_epoch((), 99, 1) is None
 
 
+def test_a_code_that_a_version_lacks_is_the_error_of_unknown_topics_too() -> None:
+    assert listed(FakeSource(), -3, version=6, topic="nope").error_code is Error.UNSUPPORTED_VERSION
+
+
+def test_a_partition_that_is_named_twice_is_refused_once() -> None:
+    source = FakeSource(orders=50)
+    source.found = FoundOffset(7)
+    partitions = tuple(ListOffsetsPartition(partition_index=number, timestamp=-1) for number in (1, 0, 1))
+    asked = ListOffsetsRequest(replica_id=-1, topics=(ListOffsetsTopic(name="orders", partitions=partitions),))
+    response = run(source, lambda service: list_offsets(service, asked, CALL))
+    found = [(each.partition_index, each.error_code) for each in response.topics[0].partitions]
+    assert found == [(0, Error.NONE), (1, Error.INVALID_REQUEST)]
+
+
 def test_the_end_of_an_epoch_is_answered_for_each_partition() -> None:
     source = FakeSource(orders=50)
 
