@@ -91,6 +91,14 @@ class BucketSource:
         """No leader epochs: replicas of one bucket know manifests of different ages, so they must not fence clients."""
         return {}
 
+    def properties(self, topic: str) -> Mapping[str, str]:
+        """The topic's own settings. Raises NotFound."""
+        served = self.topics().get(topic)
+        if served is None:
+            raise NotFound(f"the topic '{topic}' does not exist")
+        manifest = self._fresh(TopicPartition(topic, served.partitions[0])).manifest
+        return {} if manifest is None else manifest.properties
+
     def bounds(self, partition: TopicPartition) -> Bounds:
         state = self._fresh(partition)
         with state.lock:

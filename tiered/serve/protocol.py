@@ -36,6 +36,7 @@ from tiered.serve.messages import (
     offsets,
     operations,
     produce,
+    reassignments,
     topics,
     transactions,
 )
@@ -51,6 +52,7 @@ SERVED: Mapping[int, Versions] = MappingProxyType(
         **topics.APIS,
         **configs.APIS,
         **log_dirs.APIS,
+        **reassignments.APIS,
         **transactions.APIS,
     }
 )
@@ -89,7 +91,10 @@ class Unsupported:
 
 
 def parse(data: bytes | bytearray, apis: Mapping[int, Versions] = SERVED) -> Received | Unsupported:
-    """Parse one frame without its length prefix; `apis` are the served ones. Raises InvalidRequest for other bytes."""
+    """Parse one frame without its length prefix; `apis` are the served ones. Raises InvalidRequest for other bytes.
+
+    Bytes after the request are ignored, as by Kafka: librdkafka 2.16 sends three after Metadata for all topics.
+    """
     cursor = Cursor(memoryview(data))
     key, version = cursor.number(_INT16), cursor.number(_INT16)
     header = Header(api_key=key, api_version=version, correlation_id=cursor.number(_INT32))
@@ -101,8 +106,6 @@ def parse(data: bytes | bytearray, apis: Mapping[int, Versions] = SERVED) -> Rec
     if is_flexible_header:
         cursor.skip_tagged()
     request = read(cursor)
-    if cursor.remaining:
-        raise InvalidRequest("invalid request, bytes follow it", api=header.api_name, bytes=cursor.remaining)
     named = Header(api_key=key, api_version=version, correlation_id=header.correlation_id, client_id=client_id)
     return Received(header=named, request=request)
 

@@ -26,6 +26,12 @@ from tiered.serve.messages.log_dirs import (
     DescribeLogDirsResult,
     DescribeLogDirsTopic,
 )
+from tiered.serve.messages.reassignments import (
+    AlterPartitionReassignmentsResponse,
+    ListPartitionReassignmentsResponse,
+    ReassignablePartitionResponse,
+    ReassignableTopicResponse,
+)
 from tiered.serve.messages.topics import (
     CreatableTopicConfigs,
     CreatableTopicResult,
@@ -141,6 +147,19 @@ ADMIN_RESPONSES: Mapping[Api, object] = {
             ),
         )
     ),
+    Api.ALTER_PARTITION_REASSIGNMENTS: AlterPartitionReassignmentsResponse(
+        responses=(
+            ReassignableTopicResponse(
+                name="orders",
+                partitions=(
+                    ReassignablePartitionResponse(
+                        partition_index=1, error_code=Error.NO_REASSIGNMENT_IN_PROGRESS, error_message="none"
+                    ),
+                ),
+            ),
+        )
+    ),
+    Api.LIST_PARTITION_REASSIGNMENTS: ListPartitionReassignmentsResponse(),
     Api.ALTER_REPLICA_LOG_DIRS: AlterReplicaLogDirsResponse(
         results=(
             AlterReplicaLogDirTopicResult(

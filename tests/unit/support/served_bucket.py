@@ -14,6 +14,7 @@ from local.names import TopicPartition
 from remote.store import ObjectStore
 from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog
+from tiered.serve.bucket_configs import BucketConfigs
 from tiered.serve.bucket_source import BucketSource
 from tiered.serve.handlers.service import Service
 from tiered.serve.server import KafkaServer
@@ -59,7 +60,7 @@ def filled_store() -> ObjectStore:
 def serving(bucket: RemoteLog, **settings: object) -> Iterator[KafkaServer]:
     """A running endpoint on a free port. Its clock stands still, so it never looks for newer manifests."""
     source = BucketSource(bucket, lambda: 0.0)
-    server = KafkaServer("127.0.0.1", 0, Service(source=source), **settings)  # type: ignore[arg-type]
+    server = KafkaServer("127.0.0.1", 0, Service(source=source, configs=BucketConfigs(source)), **settings)  # type: ignore[arg-type]
     server.start()
     try:
         yield server

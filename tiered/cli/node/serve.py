@@ -145,6 +145,7 @@ def serve(
 
 
 def _serve(session: Session, bucket: _Bucket, address: _Address, refresh_s: float, worker: Worker | None) -> int:
+    from tiered.serve.bucket_configs import BucketConfigs
     from tiered.serve.bucket_source import BucketSource
     from tiered.serve.endpoint import joined, parse_endpoint, serving
     from tiered.serve.handlers.service import BROKER_ID, Endpoint, Service
@@ -158,7 +159,8 @@ def _serve(session: Session, bucket: _Bucket, address: _Address, refresh_s: floa
         joined(own, address.peers) as peers,
     ):
         count = len(source.topics())  # an unreachable bucket ends the start
-        service = Service(source=source, peers=peers, broker_id=BROKER_ID if peers is None else peers.own.broker_id)
+        broker_id = BROKER_ID if peers is None else peers.own.broker_id
+        service = Service(source=source, configs=BucketConfigs(source), peers=peers, broker_id=broker_id)
         is_shared = worker is not None
         with serving(service, address.host, address.port, advertised, is_shared=is_shared) as server:
             if worker is None:

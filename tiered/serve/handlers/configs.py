@@ -44,6 +44,8 @@ async def describe_configs(service: Service, request: DescribeConfigsRequest, ca
 async def incremental_alter_configs(service: Service, request: AlterConfigsRequest, call: Call) -> AlterConfigsResponse:
     def alter(admin: Admin, resource: AlterConfigsResource) -> Callable[[], None]:
         changes = [_change(each) for each in resource.configs]
+        if resource.resource_type == BROKER:
+            return lambda: None
         return partial(admin.alter_topic, resource.resource_name, changes, validate_only=request.validate_only)
 
     return await _altered(service, request, alter)
@@ -52,6 +54,8 @@ async def incremental_alter_configs(service: Service, request: AlterConfigsReque
 async def alter_configs(service: Service, request: AlterConfigsRequest, call: Call) -> AlterConfigsResponse:
     def replace(admin: Admin, resource: AlterConfigsResource) -> Callable[[], None]:
         changes = [_change(each) for each in resource.configs]
+        if resource.resource_type == BROKER:
+            return lambda: None
         settings = {each.name: each.value for each in changes if each.value is not None}
         return partial(admin.replace_settings, resource.resource_name, settings, validate_only=request.validate_only)
 
@@ -110,7 +114,9 @@ def _check(resource: AlterConfigsResource, broker_id: int) -> None:
                 raise Refused(*failure)
         case 4:
             _check_broker(resource.resource_name, broker_id)
-            raise Refused(Error.INVALID_REQUEST, _NODE)
+            # A client can set nothing, so there is nothing to remove: tools remove throttles that they never set.
+            if any(each.config_operation != Operation.DELETE for each in resource.configs):
+                raise Refused(Error.INVALID_REQUEST, _NODE)
         case other:
             raise Refused(Error.INVALID_REQUEST, f"Unknown resource type {other}")
 

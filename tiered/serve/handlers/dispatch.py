@@ -12,6 +12,7 @@ from tiered.serve.handlers.log_dirs import alter_replica_log_dirs, delete_record
 from tiered.serve.handlers.offsets import list_offsets, offset_for_leader_epoch
 from tiered.serve.handlers.operations import await_operation, start_operation
 from tiered.serve.handlers.produce import init_producer_id, produce
+from tiered.serve.handlers.reassignments import alter_partition_reassignments, list_partition_reassignments
 from tiered.serve.handlers.service import Call, Handler, Service
 from tiered.serve.handlers.topic_partitions import describe_topic_partitions
 from tiered.serve.handlers.topics import create_partitions, create_topics, delete_topics
@@ -52,6 +53,8 @@ HANDLERS: Mapping[int, Handler] = MappingProxyType(
         Api.ALTER_REPLICA_LOG_DIRS: alter_replica_log_dirs,
         OwnApi.START_OPERATION: start_operation,
         OwnApi.AWAIT_OPERATION: await_operation,
+        Api.ALTER_PARTITION_REASSIGNMENTS: alter_partition_reassignments,
+        Api.LIST_PARTITION_REASSIGNMENTS: list_partition_reassignments,
     }
 )
 

@@ -52,6 +52,8 @@ PART_OF: Mapping[int, str] = MappingProxyType(
             Api.DELETE_RECORDS,
             Api.ALTER_CONFIGS,
             Api.ALTER_REPLICA_LOG_DIRS,
+            Api.ALTER_PARTITION_REASSIGNMENTS,
+            Api.LIST_PARTITION_REASSIGNMENTS,
             Api.DESCRIBE_LOG_DIRS,
             Api.CREATE_PARTITIONS,
             Api.INCREMENTAL_ALTER_CONFIGS,

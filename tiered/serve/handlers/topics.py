@@ -160,14 +160,14 @@ def _assigned(topic: CreatableTopic, broker_id: int) -> int:
             wrong = f"Found multiple manual partition assignments for partition {each.partition_index}"
             raise Refused(Error.INVALID_REPLICA_ASSIGNMENT, wrong)
         numbers.add(each.partition_index)
-        _check_replicas(each.broker_ids, broker_id)
+        check_replicas(each.broker_ids, broker_id)
     if numbers != set(range(len(numbers))):
         wrong = "partitions should be a consecutive 0-based integer sequence"
         raise Refused(Error.INVALID_REPLICA_ASSIGNMENT, wrong)
     return len(numbers)
 
 
-def _check_replicas(brokers: Sequence[int], broker_id: int) -> None:
+def check_replicas(brokers: Sequence[int], broker_id: int) -> None:
     wrong = None
     if not brokers:
         wrong = "The manual partition assignment includes an empty replica list."
@@ -197,7 +197,7 @@ def _check_more_partitions(topic: CreatePartitionsTopic, known: Mapping[str, Ser
         )
         raise Refused(Error.INVALID_REPLICA_ASSIGNMENT, wrong)
     for each in topic.assignments:
-        _check_replicas(each.broker_ids, broker_id)
+        check_replicas(each.broker_ids, broker_id)
 
 
 def _name_of(topic: DeleteTopicState, names_by_id: Mapping[UUID, str]) -> str | None:

@@ -140,6 +140,13 @@ def test_a_refused_change_is_explained_and_the_others_are_made(wrong: AlterConfi
     assert [each[1] for each in admin.calls] == ["fine"]
 
 
+def test_removals_of_settings_of_the_node_have_nothing_to_remove() -> None:
+    admin = FakeAdmin()
+    throttles = resource("0", ("leader.replication.throttled.rate", DELETE, None), kind=BROKER)
+    assert [each.error_code for each in altered(admin, throttles)] == [Error.NONE]
+    assert admin.calls == []
+
+
 def test_a_resource_may_appear_once_and_errors_of_the_node_are_explained() -> None:
     admin = refusing("a", Refused(Error.INVALID_CONFIG, "no"), a=1, b=1)
     twice = [resource("b", ("retention.ms", SET, value)) for value in "12"]

@@ -1,0 +1,31 @@
+"""The settings of a bucket's topics: `Configs` of a replica.
+
+A manifest holds the topic's own settings. The defaults of the node are not in the bucket, so they are not listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tiered.config.config import Config
+from tiered.serve.admin import ConfigEntry, ConfigSource
+from tiered.serve.bucket_source import BucketSource
+from tiered.serve.config_entries import topic_entries
+
+_NO_DEFAULTS = Config(data_dir="")
+
+
+class BucketConfigs:
+    """Thread safe."""
+
+    def __init__(self, source: BucketSource) -> None:
+        self._source = source
+
+    def topic_configs(self, topic: str) -> Sequence[ConfigEntry]:
+        entries = topic_entries(_NO_DEFAULTS, topic, self._source.properties(topic))
+        own = [each for each in entries if each.source is ConfigSource.TOPIC]
+        return [replace(each, is_read_only=True, synonyms=each.synonyms[:1]) for each in own]
+
+    def broker_configs(self) -> Sequence[ConfigEntry]:
+        return ()
