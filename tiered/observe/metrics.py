@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -38,6 +38,9 @@ from tiered.service.worker import Worker
 from tiered.status.compaction_status import cleaner_metrics
 from tiered.status.status_report import is_unseen, snapshots_at_hand, storage_costs
 
+if TYPE_CHECKING:
+    from tiered.serve.endpoint_metrics import EndpointMetrics
+
 CACHE_MS = 1000  # a text is reused for so long, for any number of requests
 _OF_DISK = {"local_bytes", "local_segments", "paused", "paused_since_ms"}  # other figures depend on the bucket
 _OFFSETS = {"log_start_offset", "next_offset"}  # only with partitions
@@ -55,7 +58,8 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One metric of ``metrics.toml``. `kafka` is the equal JMX name, empty if Kafka has none.
 
     `of` is the attribute that holds the value, such as ``cleaner.max_dirty_percent``; else empty. Times in ms become
-    seconds (`_from`). `by_partition`: labels partitions on request. `is_of_sidecar`: only `tiered adopt` has it.
+    seconds (`_from`). `by_partition`: labels partitions on request. `is_of_sidecar`: only `tiered adopt` has it,
+    `is_of_endpoint`: only a Kafka endpoint.
     """
 
     name: str
@@ -66,6 +70,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     kafka: str = ""
     by_partition: bool = False
     is_of_sidecar: bool = False
+    is_of_endpoint: bool = False
 
 
 METRICS = tuple(read_table("metrics.toml", "metric", Metric))
@@ -176,8 +181,10 @@ class Metrics:
         worker: Worker | None = None,
         *,
         by_partition: bool = False,
+        endpoint: EndpointMetrics | None = None,
     ) -> None:
         self._manager, self._observations, self._worker = manager, observations, worker
+        self._endpoint = endpoint
         self._by_partition = by_partition
         self._prices = prices_or_none(manager.config)
         self._lock = threading.Lock()
@@ -204,6 +211,8 @@ class Metrics:
         yield from self._work(snapshots, now_ms)
         if any(each.rules.cleanup_compact for each in snapshots):
             yield from _from("cleaner", cleaner_metrics(self._manager, now_ms, may_ask=False))
+        if self._endpoint is not None:
+            yield from endpoint_samples(self._endpoint)
         yield from _process()
 
     def _tiers(self, found: Sequence[PartitionStatus], now_ms: int) -> Iterator[Sample]:
@@ -325,6 +334,15 @@ class Metrics:
             yield from _from(kind, load)
             yield Sample("tiered_remote_log_manager_tasks_idle_ratio", load.idle_share, (("pool", kind),))
         yield from _from("reader", reader_load())
+
+
+def endpoint_samples(endpoint: EndpointMetrics) -> Iterator[Sample]:
+    return (Sample(*figure) for figure in endpoint.figures())
+
+
+def endpoint_text(endpoint: EndpointMetrics, form: Form) -> str:
+    """The metrics of a process that is a Kafka endpoint alone."""
+    return exposition([*endpoint_samples(endpoint), *_process()], form)
 
 
 def _from(source: str, found: object, *labels: tuple[str, str]) -> Iterator[Sample]:

@@ -130,7 +130,7 @@ class BucketSource:
             return ReadBatches(bounds=bounds, runs=gap(offset, end) if offset < end else (), aborted=none)
         self._streams.put(partition, isolation, stream)
         aborted = reader.aborted_transactions(partition, offset, stream.offset) if is_committed else None
-        return ReadBatches(bounds=bounds, runs=runs, aborted=aborted)
+        return ReadBatches(bounds=bounds, runs=runs, aborted=aborted, is_remote=True)
 
     def find_offset(self, partition: TopicPartition, spec: int, isolation: Isolation) -> FoundOffset | None:
         self._fresh(partition)

@@ -25,6 +25,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from local.errors import InvalidRequest, LogError
 from tiered.serve.handlers.dispatch import answer
@@ -178,9 +179,11 @@ class Connection:
 
     async def _respond(self, request: _Request, before: asyncio.Task[None] | None, proceed: Callable[[], None]) -> None:
         """Answer a request after the response `before` it was sent. An error ends the connection."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
         try:
             try:
-                pieces = await self._answered(request.frame, proceed)
+                pieces, count = await self._answered(request.frame, proceed)
             finally:
                 if before is not None:
                     await asyncio.wait([before])
@@ -188,13 +191,17 @@ class Connection:
                 return  # the client waits for an earlier response
             with self._service.load.sending(memory_bytes(pieces)):
                 await self._sender.send(pieces)
+            count(loop.time() - began_s)
         except Exception as error:  # noqa: BLE001 - the other clients are served on
             self._end(error)
             self._has_failed = True
             self._reader.set_exception(_Failed())  # wakes `serve`
 
-    async def _answered(self, frame: bytearray, proceed: Callable[[], None]) -> Sequence[Piece]:
-        """The response; no pieces for a request without one."""
+    async def _answered(
+        self, frame: bytearray, proceed: Callable[[], None]
+    ) -> tuple[Sequence[Piece], Callable[[float], None]]:
+        """The response, no pieces for a request without one, and the count of the request after the seconds it took."""
+        metrics = self._service.metrics
         received = parse(frame, self._service.apis)
         if isinstance(received, Received):
             header = received.header
@@ -206,8 +213,10 @@ class Connection:
                 proceed=proceed,
             )
             response = await answer(self._service, header.api_key, received.request, call)
-            return encode(header, response) if response is not None else ()
+            pieces = encode(header, response) if response is not None else ()
+            return pieces, partial(metrics.answered, header.api_name, response)
         header = received.header
         facts = (self.client, header.api_name, header.api_version)
         _log.warning("request not served: client=%s api=%s version=%d", *facts)
-        return received.pieces
+        metrics.unsupported(header.api_name)
+        return received.pieces, lambda seconds: None

@@ -63,12 +63,14 @@ class Bounds:
 class ReadBatches:
     """`runs` of whole batches from the one that holds the offset, or the next one after it; bytes that do not change.
 
-    `aborted` are the aborted transactions among them; None under read_uncommitted.
+    `aborted` are the aborted transactions among them; None under read_uncommitted. `is_remote`: the runs are from the
+    bucket or its cache.
     """
 
     bounds: Bounds
     runs: Sequence[memoryview | FileRange] = ()
     aborted: Sequence[AbortedTransaction] | None = None
+    is_remote: bool = False
 
     @property
     def size_bytes(self) -> int:

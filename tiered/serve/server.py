@@ -63,8 +63,9 @@ class KafkaServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._is_ready = threading.Event()
-        self._refused = 0
         self._tasks: dict[asyncio.Task[None], asyncio.WriteTransport] = {}  # of the open connections
+        service.metrics.connection_count = lambda: len(self._tasks)
+        service.metrics.unsent_bytes = lambda: service.load.unsent_bytes
         self._thread = threading.Thread(target=self._run, name="tiered-kafka", daemon=True)
 
     def start(self) -> None:
@@ -135,9 +136,9 @@ class KafkaServer:
     ) -> None:
         connection = Connection(reader, writer, service, self._limits, advertised)
         if len(self._tasks) >= self._limits.connections_max:
-            self._refused += 1
-            if str(self._refused).strip("0") == "1":  # the 1st, 10th, 100th and so on
-                facts = (connection.client, self._limits.connections_max, self._refused)
+            refused = self._service.metrics.refused("limit")
+            if str(refused).strip("0") == "1":  # the 1st, 10th, 100th and so on
+                facts = (connection.client, self._limits.connections_max, refused)
                 _log.warning("connection refused, too many are open: client=%s limit=%d times=%d", *facts)
             writer.transport.abort()
             return

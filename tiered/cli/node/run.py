@@ -36,6 +36,7 @@ from tiered.node.problems import group_problems, problems_of, read_report
 if TYPE_CHECKING:
     from remote.manifest.manifest_memory_cache import ManifestMemoryCache
     from tiered.manager.manager import LogManager
+    from tiered.observe.metrics import Metrics
     from tiered.serve.unix_socket import NodeSocket
     from tiered.service.observations import Observations
     from tiered.service.worker import ServiceManager, Worker
@@ -94,18 +95,23 @@ def run(
     with stop_signals(reloads=not once) as stop, ExitStack() as stack:  # before slow imports
         try:
             with stop.breaking_off():
+                from tiered.serve.endpoint_metrics import EndpointMetrics
                 from tiered.service.observations import Observations
 
-                seen = Observations()
+                seen, endpoint = Observations(), EndpointMetrics()
                 worker, own = _started(session, stack, seen, interval, is_once=once, takes_over=take_over)
                 if metrics is not None:
-                    stack.enter_context(_served(session, metrics, worker, seen, access, by_partition=by_partition))
+                    from tiered.observe.metrics import Metrics
+
+                    figures = Metrics(worker.manager, seen, worker, by_partition=by_partition, endpoint=endpoint)
+                    stack.enter_context(_served(session, metrics, worker, figures, access))
                 if ui is not None:
                     from tiered.web.pages.site import Site
 
                     site = Site(worker.manager, now_ms)
                     stack.enter_context(serving_pages(session, "--ui", ui, site.answer, access))
-                stack.enter_context(kafka.serving(session, worker.manager, own))  # its end comes before the manager's
+                # Its end comes before the manager's.
+                stack.enter_context(kafka.serving(session, worker.manager, own, endpoint))
         except KeyboardInterrupt:
             if once or not stop.was_asked_once or stop.signal == signal.SIGINT:
                 raise
@@ -163,14 +169,10 @@ def _worked(session: Session, worker: Worker, stop: Stop, seen: Observations, *,
 
 
 @contextmanager
-def _served(
-    session: Session, address: str, worker: Worker, seen: Observations, access: AccessControl, *, by_partition: bool
-) -> Iterator[None]:
-    from tiered.observe.metrics import Metrics
+def _served(session: Session, address: str, worker: Worker, figures: Metrics, access: AccessControl) -> Iterator[None]:
     from tiered.web.http.server import MetricsServer, health_answer, is_loopback, metrics_answer, parse_address
     from tiered.web.pages.site import Site
 
-    figures = Metrics(worker.manager, seen, worker, by_partition=by_partition)
     metrics = metrics_answer(lambda form: figures.text(now_ms(), form))
     answers = {"/metrics": metrics, "/health": health_answer(worker.problem_lines)}
     site = Site(worker.manager, now_ms)

@@ -18,6 +18,8 @@ from tiered.cli.session import Session, now_ms, stop_signals, store_options
 if TYPE_CHECKING:
     from tiered.manager.manager import LogManager
     from tiered.read.bucket_reader import RemoteLog
+    from tiered.serve.endpoint_metrics import EndpointMetrics
+    from tiered.serve.handlers.service import Service
     from tiered.serve.unix_socket import NodeSocket
     from tiered.serve.workers import Supervisor, Worker
 
@@ -69,6 +71,7 @@ class _Address:
         "--peers HOST:PORT,...",
         "Share the partitions with these replicas, named by --advertise.",
     )
+    metrics: str | None = option("--metrics [HOST]:PORT", "Serve /metrics at this address; :9464 is loopback.")
     processes: int = option(
         "--processes N", "Serve with N processes on one port.", type=click.IntRange(1, _PROCESSES_MAX), default=1
     )
@@ -85,7 +88,9 @@ class NodeAddress:
     is_open: bool = option("--kafka-without-authentication", "Allow a --kafka address that other machines can reach.")
 
     @contextmanager
-    def serving(self, session: Session, manager: LogManager, own: NodeSocket) -> Iterator[None]:
+    def serving(
+        self, session: Session, manager: LogManager, own: NodeSocket, metrics: EndpointMetrics
+    ) -> Iterator[None]:
         """Serve commands on the node's `own` socket, and Kafka clients at the address, within the block.
 
         Raises InvalidRequest for an unusable address.
@@ -97,7 +102,7 @@ class NodeAddress:
         from tiered.serve.node.endpoint import serving_node
 
         host, port = self._checked_address() if self.listen is not None else (None, 0)
-        with serving_node(manager, host, port, self.advertised, own=own, now_ms=now_ms) as server:
+        with serving_node(manager, host, port, self.advertised, own=own, now_ms=now_ms, metrics=metrics) as server:
             if host is not None:
                 session.say("serving Kafka clients at {}:{}".format(*server.address))
             yield
@@ -129,6 +134,8 @@ def serve(
 
     is_permitted = address.is_open or is_loopback(address.host)
     check_permitted("--host", "--without-authentication", is_permitted=is_permitted)
+    if address.metrics is not None and address.processes > 1:
+        raise click.UsageError("--metrics needs one process: leave out --processes")
     refresh_ms = duration_ms("--refresh", refresh, "5s")
     session.set_up_logging(is_daemon=True)
     if address.processes == 1:
@@ -162,7 +169,10 @@ def _serve(session: Session, bucket: _Bucket, address: _Address, refresh_s: floa
         broker_id = BROKER_ID if peers is None else peers.own.broker_id
         service = Service(source=source, configs=BucketConfigs(source), peers=peers, broker_id=broker_id)
         is_shared = worker is not None
-        with serving(service, address.host, address.port, advertised, is_shared=is_shared) as server:
+        with (
+            _metrics(session, address.metrics, service),
+            serving(service, address.host, address.port, advertised, is_shared=is_shared) as server,
+        ):
             if worker is None:
                 session.say("serving {} topics to Kafka clients at {}:{} until Ctrl-C".format(count, *server.address))
                 stop.wait(None)
@@ -170,6 +180,21 @@ def _serve(session: Session, bucket: _Bucket, address: _Address, refresh_s: floa
                 worker.report_ready()
                 stop.wait(None, worker.parent_fd)
     return Exit.DONE
+
+
+@contextmanager
+def _metrics(session: Session, address: str | None, service: Service) -> Iterator[None]:
+    if address is None:
+        yield
+        return
+    from tiered.observe.metrics import endpoint_text
+    from tiered.web.http.server import MetricsServer, metrics_answer, parse_address
+
+    answers = {"/metrics": metrics_answer(lambda form: endpoint_text(service.metrics, form))}
+    with closing(MetricsServer(*parse_address(address), answers)) as server:
+        server.start()
+        session.say(f"metrics at {server.root}metrics")
+        yield
 
 
 def _supervise(session: Session, workers: Supervisor, address: _Address) -> int:

@@ -286,6 +286,8 @@ def _answer(service: Service, each: _Wanted, *, is_committed: bool) -> Partition
         return PartitionData(partition_index=number, error_code=each.error)
     bounds = each.found.bounds if each.found is not None else service.bounds.get(each.partition)
     aborted = each.found.aborted if each.found is not None and is_committed else None
+    if each.found is not None:
+        service.metrics.fetched(each.partition.topic, each.found.size_bytes, is_remote=each.found.is_remote)
     return PartitionData(
         partition_index=number,
         high_watermark=bounds.high_watermark if bounds is not None else -1,

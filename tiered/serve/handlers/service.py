@@ -16,6 +16,7 @@ from local.errors import Corrupt, Fenced, InvalidRequest, LogError, NotFound, Of
 from local.names import TopicPartition
 from tiered.serve.admin import Admin, Configs
 from tiered.serve.byte_budget import ByteBudget
+from tiered.serve.endpoint_metrics import EndpointMetrics
 from tiered.serve.handlers.fetch_sessions import FetchSessions
 from tiered.serve.messages.base import Api, Error, OwnApi, Versions
 from tiered.serve.operation_jobs import Jobs
@@ -182,6 +183,7 @@ class Service:
     names_by_id: dict[UUID, str] = field(default_factory=dict)  # of `known_topics`
     load: Load = field(default_factory=Load)
     sessions: FetchSessions = field(default_factory=FetchSessions)
+    metrics: EndpointMetrics = field(default_factory=EndpointMetrics)
     apis: Mapping[int, Versions] = field(init=False)  # that this server answers
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from local.errors import InvalidRequest
 from tiered.manager.manager import LogManager
 from tiered.serve.endpoint import parse_endpoint, serving
+from tiered.serve.endpoint_metrics import EndpointMetrics
 from tiered.serve.handlers.service import Service
 from tiered.serve.node.node_admin import NodeAdmin
 from tiered.serve.node.node_sink import NodeSink
@@ -32,6 +33,7 @@ def serving_node(
     *,
     own: NodeSocket | None = None,
     now_ms: Callable[[], int],
+    metrics: EndpointMetrics | None = None,
 ) -> Iterator[KafkaServer]:
     """Serve the node's topics within the block, which must end before the manager is closed.
 
@@ -59,6 +61,7 @@ def serving_node(
             configs=admin,
             transactions=transactions,
             broker_id=source.broker_id,
+            metrics=metrics or EndpointMetrics(),
         )
         # The listener closes first, then the running change ends.
         with closing(admin), serving(service, host, port, address, local=local) as server:

@@ -97,7 +97,8 @@ class NodeSource:
         if aborted is not None and bounds.log_start_offset > offset:
             # The records expired during the read: the entries of their aborted transactions may be deleted.
             raise out_of_range(partition, offset, bounds.log_start_offset, bounds.high_watermark)
-        return ReadBatches(bounds=bounds, runs=runs, aborted=aborted)
+        is_remote = offset < log.local_log_start_offset
+        return ReadBatches(bounds=bounds, runs=runs, aborted=aborted, is_remote=is_remote)
 
     def topics_now(self) -> Mapping[str, ServedTopic]:
         return self.topics()  # in memory

@@ -76,8 +76,9 @@ def test_every_metric_of_the_table_is_exported(world: World) -> None:
     # The model disk reports no free space. `test_free_and_total_bytes_of_the_log_directories_are_exported` covers
     # these.
     without_room = {"tiered_log_dir_free_bytes", "tiered_log_dir_total_bytes"}
-    of_sidecars = {each.name for each in METRICS if each.is_of_sidecar}  # covered by `test_adopt_metrics.py`
-    assert set(BY_NAME) - names == without_room | of_sidecars
+    # covered by `test_adopt_metrics.py` and `test_endpoint_metrics.py`
+    of_others = {each.name for each in METRICS if each.is_of_sidecar or each.is_of_endpoint}
+    assert set(BY_NAME) - names == without_room | of_others
     assert names <= set(BY_NAME)
 
 
