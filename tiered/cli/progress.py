@@ -312,6 +312,12 @@ class CommandWork(ExitStack):
     def should_stop(self) -> bool:
         return self._stop is not None and self._stop.is_set
 
+    def pause(self, seconds: float) -> None:
+        if self._stop is not None:
+            self._stop.wait(seconds)
+        else:
+            time.sleep(seconds)
+
 
 def byte_lines(say: Callable[[str], None], verb: str, size_bytes: int, clock: Clock = time.monotonic) -> Advance:
     lines, started_s = Lines(say, clock), clock()
@@ -344,9 +350,9 @@ def _byte_columns() -> Sequence[ProgressColumn]:
 
 
 @contextmanager
-def copy_progress(session: Session, manager: LogManager) -> Iterator[None]:
+def copy_progress(session: Session, manager: LogManager | None) -> Iterator[None]:
     with copy_progress_of(session) as report:
-        if report is not None:
+        if report is not None and manager is not None:
             for held in manager.partitions.all():
                 held.on_copied = functools.partial(report, held.name)
         yield

@@ -176,17 +176,22 @@ class Session:
 
     @contextmanager
     def node(
-        self, stop: Stop | None = None, *, verb: str = "done", overrides: Mapping[str, str] | None = None
+        self,
+        stop: Stop | None = None,
+        *,
+        verb: str = "done",
+        overrides: Mapping[str, str] | None = None,
+        is_hasty: bool = False,
     ) -> Iterator[Node]:
         """The running node of the directory, or a manager, for the operations of one command. Raises as `manager`.
 
-        `stop` ends an operation; `verb` names its work in the progress; `overrides` are settings of the manager.
+        `stop` ends an operation; `verb` names its work in the progress; the others are of the manager.
         """
         from tiered.serve.node.command_node import opened
 
         self.set_up_logging()
         with CommandWork(self, verb, now_ms, stop) as work:
-            open_manager = partial(self.manager, overrides=overrides)
+            open_manager = partial(self.manager, overrides=overrides, is_hasty=is_hasty)
             with opened(self.config().data_dirs, open_manager, work, overrides=self.overrides) as node:
                 yield node
 

@@ -18,13 +18,14 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 import msgspec
 
 from local.errors import Conflict, ErrorCode, LogError, NotFound, Unavailable
+from local.names import TopicPartition
 from tiered.serve.messages.operations import Failure, State
 
 JOBS_MAX = 16
@@ -47,7 +48,17 @@ class Work(Protocol):
 
     def should_stop(self) -> bool: ...
 
+    def pause(self, seconds: float) -> object:
+        """Sleep, until the operation is to end."""
+
     def now_ms(self) -> int: ...
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """The error of one partition."""
+
+    partition: TopicPartition
+    failure: Failure
 
 
 class Job:
@@ -63,6 +74,7 @@ class Job:
         self._result = msgspec.Raw(b"null")
         self._failure: Failure | None = None
         self._is_cancelled = self._is_done = self._is_ended = self._was_cut = False
+        self._may_end = threading.Event()
         self._notify: Callable[[], None] = lambda: None
         self._heard_s = clock()
 
@@ -96,10 +108,15 @@ class Job:
     def cancel(self) -> None:
         """Ask the operation to end, for its command."""
         self._is_cancelled = True
+        self._may_end.set()
 
     def end(self) -> None:
         """Ask the operation to end, because the node does."""
         self._is_ended = True
+        self._may_end.set()
+
+    def pause(self, seconds: float) -> None:
+        self._may_end.wait(seconds)
 
     def run(self, call: Callable[[Work], bytes]) -> None:
         try:
@@ -218,6 +235,14 @@ def error_of(failure: Failure) -> LogError:
     codes = {each.value: each for each in ErrorCode}
     error = kinds.get(failure.kind, LogError)(failure.attempt, **failure.facts)
     return error.with_code(codes.get(failure.code or ""))
+
+
+def problems_of(errors: Mapping[TopicPartition, LogError]) -> list[Problem]:
+    return [Problem(name, failure_of(error)) for name, error in errors.items()]
+
+
+def errors_of(problems: Sequence[Problem]) -> dict[TopicPartition, LogError]:
+    return {each.partition: error_of(each.failure) for each in problems}
 
 
 def _all_kinds(kind: type[LogError]) -> Iterator[type[LogError]]:

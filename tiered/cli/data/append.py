@@ -7,28 +7,25 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from local.errors import DiskFailed, InvalidRequest, LogError, Unavailable
+from local.errors import DiskFailed, InvalidRequest, LogError
 from local.format.record import Record
-from local.names import TopicPartition
 from tiered.cli.errors import Exit, stopped_code
 from tiered.cli.options import GROUP, OUTPUT, argument, command, duration_ms, option, parse_partition
 from tiered.cli.progress import copy_progress
 from tiered.cli.records import ReadLine, jsonl_reader, line_reader
 from tiered.cli.render import PartitionRow, Result, number, print_result
-from tiered.cli.session import Session, Stop, now_ms, stop_signals, topic_problems
-from tiered.config.units import format_count, format_ms
+from tiered.cli.session import Session, Stop, now_ms, stop_signals
+from tiered.config.units import format_count
 
 if TYPE_CHECKING:
-    from local.log.log_appender import AppendResult
-    from tiered.manager.manager import LogManager
-    from tiered.manager.remote_acks import Share
+    pass
 
 CODECS = ("uncompressed", "gzip", "snappy", "lz4", "zstd")
 RUN_S = 1.0  # maximum delay of a line of an open pipe
@@ -92,32 +89,35 @@ def append(
     When the command ends, the records are on the disk, and with --acks remote in the bucket. An invalid line or a
     signal ends the command; earlier records stay and are counted.
     """
-    from tiered.node.problems import store_problems
+    from tiered.serve.node.appending import AppendedRecords, RemoteAppend, begin_append
+    from tiered.serve.operation_jobs import errors_of
 
     topic, partition = parse_partition(target)
     read = form.reader(partition)
     overrides = {"compression.type": compression} if compression else {}
-    timeout_ms = _timeout_ms(timeout, acks)
+    timeout_ms, is_remote = _timeout_ms(timeout, acks), acks == "remote"
     failure: LogError | None = None
     with open_lines(source) as lines, stop_signals() as stop:
         # Appends that only the disk acknowledges do not wait for an unavailable store.
-        with session.manager(overrides=overrides, is_hasty=acks != "remote") as manager:
-            manager.topics.get(topic)
-            store_errors = store_problems(topic_problems(manager, [topic]))
+        with session.node(stop, overrides=overrides, is_hasty=not is_remote) as node:
+            goal = node.run(
+                begin_append, topic=topic, partition=partition, compression=compression, is_remote=is_remote
+            )
+            store_errors = errors_of(goal.problems)
             session.report_problems(store_errors)
-            if partition is not None:
-                manager.partitions.find(TopicPartition(topic, partition))  # before any input is read, even empty input
-            appended = _AppendedRecords(manager, topic, partition)
+            appended = AppendedRecords(node, goal, partition)
             try:
-                remote = RemoteAppend(session, manager, topic, partition, timeout_ms) if acks == "remote" else None
-                known = remote.appended_before(source, **asdict(form)) if remote is not None else None
+                remote = RemoteAppend(node, goal, partition, session.say) if is_remote else None
+                known = remote.appended_before(source, asdict(form)) if remote is not None else None
                 if known is not None:
                     appended.take(known)
                 else:
                     for records in _records(_counted(session, lines, line_runs(lines, batch, stop)), read):
                         appended.append(records)
                 if remote is not None and not stop.is_set:
-                    remote.wait(appended.shares(), stop)
+                    session.progress.wait_for("the bucket")
+                    with copy_progress(session, node.manager):
+                        remote.wait(appended.shares(), timeout_ms)
             except LogError as error:
                 failure = error
             failure = appended.make_durable() or failure
@@ -142,73 +142,6 @@ def _timeout_ms(text: str | None, acks: str) -> int:
     if acks != "remote":
         raise click.UsageError("--timeout requires --acks remote")
     return duration_ms("--timeout", text, "5m")
-
-
-class _AppendedRecords:
-    """For each partition: first offset, next offset and count."""
-
-    def __init__(self, manager: LogManager, topic: str, partition: int | None) -> None:
-        self._manager, self._topic, self._partition = manager, topic, partition
-        self._rows: dict[TopicPartition, Share] = {}
-
-    @property
-    def count(self) -> int:
-        return sum(each.records for each in self._rows.values())
-
-    def append(self, records: list[Record]) -> None:
-        """Append partition by partition. After a failure the earlier partitions' records count."""
-        if self._partition is None:
-            shares = self._manager.appender.split(self._topic, records)
-        else:
-            shares = {TopicPartition(self._topic, self._partition): records}
-        for name, share in shares.items():
-            self._append_share(name, share)
-
-    def make_durable(self) -> LogError | None:
-        """Flush the records; return an error if a partition failed. A failed partition does not count."""
-        failure: LogError | None = None
-        for name in list(self._rows):
-            try:
-                self._manager.partitions.find(name).log.flush()
-            except LogError as error:
-                failure = error
-                del self._rows[name]
-        return failure
-
-    def shares(self) -> list[Share]:
-        return [self._rows[name] for name in sorted(self._rows)]
-
-    def take(self, shares: Sequence[Share]) -> None:
-        self._rows |= {each.name: each for each in shares}
-
-    def _append_to(self, name: TopicPartition, share: list[Record]) -> AppendResult:
-        (result,) = self._manager.append(name.topic, share, name.partition, now_ms=now_ms()).values()
-        return result
-
-    def _append_share(self, name: TopicPartition, share: list[Record]) -> None:
-        """Append a share; retry once if Unavailable, as only the remote tier may know the log end.
-
-        If the log refuses a record (and adds nothing), halve the share up to that record.
-        """
-        from tiered.manager.remote_acks import Share
-
-        try:
-            try:
-                result = self._append_to(name, share)
-            except Unavailable:
-                self._manager.partitions.retry([name], now_ms=now_ms())
-                result = self._append_to(name, share)
-        except InvalidRequest:
-            if len(share) == 1:
-                raise
-            middle = len(share) // 2
-            self._append_share(name, share[:middle])
-            self._append_share(name, share[middle:])
-            return
-        known = self._rows.get(name)
-        base, before = (result.base_offset, 0) if known is None else (known.base_offset, known.records)
-        facts = {"base_offset": base, "next_offset": result.next_offset, "records": before + len(share)}
-        self._rows[name] = Share(topic=name.topic, partition=name.partition, **facts)
 
 
 def _counted(session: Session, fd: int, runs: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
@@ -308,88 +241,3 @@ def _read(fd: int, stop: Stop, due: float) -> bytes | None:
 def _sliced(lines: list[bytes], size: int) -> Iterator[list[bytes]]:
     for at in range(0, len(lines), size):
         yield lines[at : at + size]
-
-
-class RemoteAppend:
-    """Waits for the bucket for one command; repeated input is not appended again."""
-
-    def __init__(
-        self, session: Session, manager: LogManager, topic: str, partition: int | None, timeout_ms: int
-    ) -> None:
-        """Raises the problem that keeps the topic's records from the bucket, before any append."""
-        from local.storage import DiskStorage
-        from tiered.manager.remote_acks import MARKS_FILE, AppendMarks, check_remote_acks
-
-        found = manager.topics.get(topic)
-        partitions = found.partitions() if partition is None else [TopicPartition(topic, partition)]
-        check_remote_acks(manager, partitions, now_ms=now_ms())
-        self._session, self._manager, self._timeout_ms = session, manager, timeout_ms
-        self._marks = AppendMarks(DiskStorage(), os.path.join(session.directory, MARKS_FILE))
-        self._target = (found.topic_id, partition)
-        self._key: str | None = None
-
-    def appended_before(self, source: str, **how: object) -> list[Share] | None:
-        """Return the records of this input that an earlier command appended but did not see in the bucket."""
-        from tiered.manager.remote_acks import input_key
-
-        if source == "-":
-            return None
-        facts = os.stat(source)
-        state = (os.path.realpath(source), facts.st_size, facts.st_mtime_ns, facts.st_ino)
-        self._key = input_key({"target": self._target, "source": state, **how})
-        shares = self._marks.find(self._key)
-        if shares is not None:
-            count = sum(each.records for each in shares)
-            self._session.say(f"appended by an earlier command: records={count}; waiting for the bucket")
-        return shares
-
-    def wait(self, shares: Sequence[Share], stop: Stop) -> None:
-        """Wait until the bucket holds the records, or for a stop. Raises the problem that prevents it."""
-        from tiered.manager.remote_acks import wait_for_bucket
-
-        if not shares:
-            return
-        self._manager.flush()
-        self._note(shares)
-        try:
-            self._session.progress.wait_for("the bucket")
-            with copy_progress(self._session, self._manager):
-                acked = wait_for_bucket(
-                    self._manager,
-                    {each.name: each.next_offset for each in shares},
-                    clock=now_ms,
-                    pause=stop.wait,
-                    timeout_ms=self._timeout_ms,
-                    should_stop=lambda: stop.is_set,
-                    waiting=self._print_waiting,
-                )
-        except LogError:
-            self._session.say(self._not_in_bucket())
-            raise
-        if acked is None:
-            self._session.say(self._not_in_bucket())
-            return
-        if self._key is not None:
-            self._marks.forget(self._key)
-        ranges = ", ".join(f"{name} up to {upto:,}" for name, upto in sorted(acked.held_upto.items()))
-        self._session.say(f"in the bucket: {ranges}")
-
-    def _note(self, shares: Sequence[Share]) -> None:
-        """Save the mark. After a failure the command still waits: the records are appended."""
-        if self._key is None:
-            return
-        try:
-            self._marks.note(self._key, list(shares))
-        except LogError as error:
-            self._key = None
-            cause = " ".join(str(error).split())
-            self._session.say(f"running the command again would append the records twice: {cause}")
-
-    def _print_waiting(self, partitions: Sequence[TopicPartition], error: LogError | None) -> None:
-        names, cause = ", ".join(map(str, partitions)), " ".join(str(error).split())
-        self._session.say(f"waiting for the bucket, {format_ms(self._timeout_ms)} at most: {names}: {cause}")
-
-    def _not_in_bucket(self) -> str:
-        state = "all records are on the disk and not in the bucket yet; 'tiered run' copies them"
-        again = "running the same command again waits and appends nothing twice"
-        return f"{state}, {again if self._key is not None else 'do not append it again'}"

@@ -22,15 +22,19 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
-from local.errors import Conflict, ErrorCode, Unavailable
+from local.errors import Conflict, ErrorCode, LogError, Unavailable
 from tiered.serve.messages.base import OwnApi
 from tiered.serve.messages.operations import DECODE_STATE, Await, OperationRequest, OperationResponse, Start, State
 from tiered.serve.operation_jobs import Work, error_of
 from tiered.serve.unix_socket import connect
 
 if TYPE_CHECKING:
+    from local.format.record import Record
+    from local.log import AppendResult
+    from local.names import TopicPartition
     from tiered.manager.manager import LogManager
     from tiered.serve.client import Client
+    from tiered.serve.node.appending import AppendTarget
 
 CONNECT_S = 10.0
 START_WAIT_S = 600.0
@@ -38,12 +42,17 @@ NOTE_AFTER_S = 2.0
 GRACE_S = 0.5
 POLL_S = 0.05
 WAIT_MS = 500  # between two checks for a signal
+OnAppended = Callable[[int, int, int], None]
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Node(Protocol):
     """Where a command's operations run."""
+
+    @property
+    def manager(self) -> LogManager | None:
+        """The command's own manager; None: a running node has it."""
 
     def run(
         self,
@@ -53,12 +62,22 @@ class Node(Protocol):
     ) -> R:
         """Do one of `tiered.serve.node.operations.OPERATIONS`, with keyword parameters. Raises as it."""
 
+    def append(self, name: TopicPartition, records: list[Record], target: AppendTarget, note: OnAppended) -> None:
+        """Append to one partition; `note` gets (base offset, next offset, count) of what was appended.
+
+        Raises InvalidRequest with nothing appended, and as `LogManager.append`.
+        """
+
+    def flush(self, names: Sequence[TopicPartition]) -> dict[TopicPartition, LogError]:
+        """Make appended records durable. Returns the errors of partitions whose records may be lost."""
+
 
 class LocalNode:
     """A manager of the command's own, which the caller closes."""
 
     def __init__(self, manager: LogManager, work: Work) -> None:
-        self.manager, self._work = manager, work
+        self.manager: LogManager = manager
+        self._work = work
 
     def run(
         self,
@@ -68,11 +87,34 @@ class LocalNode:
     ) -> R:
         return operation(self.manager, self._work, *args, **parameters)
 
+    def append(self, name: TopicPartition, records: list[Record], target: AppendTarget, note: OnAppended) -> None:
+        """As `Node.append`; retries once if Unavailable, as only the remote tier may know the log end."""
+        try:
+            result = self._append(name, records)
+        except Unavailable:
+            self.manager.partitions.retry([name], now_ms=self._work.now_ms())
+            result = self._append(name, records)
+        note(result.base_offset, result.next_offset, len(records))
+
+    def flush(self, names: Sequence[TopicPartition]) -> dict[TopicPartition, LogError]:
+        failures: dict[TopicPartition, LogError] = {}
+        for name in names:
+            try:
+                self.manager.partitions.find(name).log.flush()
+            except LogError as error:
+                failures[name] = error
+        return failures
+
+    def _append(self, name: TopicPartition, records: list[Record]) -> AppendResult:
+        (result,) = self.manager.append(name.topic, records, name.partition, now_ms=self._work.now_ms()).values()
+        return result
+
 
 class RunningNode:
     """A node that runs, by a connection that the caller closes."""
 
     def __init__(self, client: Client, work: Work) -> None:
+        self.manager = None
         self.client, self._work = client, work
 
     def run(
@@ -105,6 +147,19 @@ class RunningNode:
             raise error_of(state.failure)
         found: R = decode_result(name, bytes(state.result))
         return found
+
+    def append(self, name: TopicPartition, records: list[Record], target: AppendTarget, note: OnAppended) -> None:
+        from local.log.encoding import encode_batches
+        from tiered.serve.node.appending import for_produce
+        from tiered.serve.node.produce_call import produce
+
+        now_ms = self._work.now_ms()
+        for batch in encode_batches(records, for_produce(target.settings), partition=name, now_ms=now_ms):
+            note(*produce(self.client, name, target.topic.topic_id, batch))
+
+    def flush(self, names: Sequence[TopicPartition]) -> dict[TopicPartition, LogError]:
+        """Nothing to do: the node acknowledges durable records."""
+        return {}
 
     def _ask(self, api: OwnApi, body: Start | Await) -> State:
         from tiered.serve.client import NoResponse

@@ -23,19 +23,13 @@ from tiered.maintenance.delete_records import plan_deletion
 from tiered.manager.manager import LogManager
 from tiered.node.topic_registry import Topic
 from tiered.serve.messages.operations import Failure
-from tiered.serve.operation_jobs import Work, error_of, failure_of
+from tiered.serve.node.appending import await_bucket, begin_append, find_append
+from tiered.serve.operation_jobs import Problem, Work, failure_of, problems_of
 from tiered.topics.topic_creation import AskedTopic
 
 COMPACT = "cleanup.policy"
 TIERED = "remote.storage.enable"
 Operation = Callable[..., Any]
-
-
-class Problem(msgspec.Struct, frozen=True):
-    """The error of one partition."""
-
-    partition: TopicPartition
-    failure: Failure
 
 
 class CreatedTopics(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,12 +179,15 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
         for each in (
             add_partitions,
             alter_topic,
+            await_bucket,
+            begin_append,
             build_view,
             compact,
             create_topics,
             delete_records,
             delete_topic,
             drop_view,
+            find_append,
             move_partition,
             plan_record_deletion,
         )
@@ -200,10 +197,6 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
 
 def is_compacted(manager: LogManager, topic: Topic) -> bool:
     return "compact" in manager.config.topic_properties(topic.name, topic.properties)[COMPACT]
-
-
-def errors_of(problems: list[Problem]) -> dict[TopicPartition, LogError]:
-    return {each.partition: error_of(each.failure) for each in problems}
 
 
 def run_operation(manager: LogManager, name: str, parameters: bytes, work: Work) -> bytes:
@@ -238,5 +231,4 @@ _RESULTS = {name: msgspec.json.Decoder(_hints(each)["return"]) for name, each in
 
 
 def _problems(manager: LogManager, topic: str) -> list[Problem]:
-    found = manager.problems.items()
-    return [Problem(name, failure_of(error)) for name, error in found if name.topic == topic]
+    return problems_of({name: error for name, error in manager.problems.items() if name.topic == topic})

@@ -7,7 +7,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from local.errors import AccessDenied, LogError, Unavailable
 from tiered.cli.main import invoke
 from tiered.cli.session import Session, now_ms
+from tiered.manager import remote_acks
 from tiered.manager.manager import LogManager
 from tiered.serve import unix_socket
 from tiered.serve.node import command_node, operations
@@ -28,6 +29,7 @@ SETUP = (
     "topic create plain",
     "topic create other -p 2 -X retention.ms=7d",
     "topic create keyed -X cleanup.policy=compact",
+    "topic create timed -X message.timestamp.type=LogAppendTime -X remote.storage.enable=false",
     "append plain lines",
     "append keyed lines -K :",
 )
@@ -85,6 +87,20 @@ COMMANDS = (
     "topic delete other --yes -o json",
     "topic delete other",
     "topic delete nope --yes",
+    "append plain lines",
+    "append other lines -K : -o json",
+    "append other/1 lines --batch 7 -o jsonl",
+    "append timed lines",
+    "append plain lines --compression zstd",
+    "append plain lines --progress json",
+    "append plain lines --acks remote",
+    "append plain lines -K : --acks remote -o json",
+    "append timed lines --acks remote",
+    "append keyed lines --acks remote",
+    "append keyed lines",
+    "append plain lines --jsonl",
+    "append nope lines",
+    "append plain/5 lines",
     "delete-records plain/0 --before 7 --yes",
     "delete-records plain/0 --before -1 --yes -o json",
     "delete-records plain/0 --before 7",
@@ -121,6 +137,40 @@ def test_a_command_prints_the_same_with_and_without_a_running_node(
     made(beside, monkeypatch)
     with running(beside):
         assert answer(beside, command, capfd) == expected
+
+
+@pytest.mark.parametrize("command", ["append other lines -K :", "append other lines --batch 7", "append timed lines"])
+def test_an_append_has_the_same_effect_with_and_without_a_running_node(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = []
+    for name in ("alone", "beside"):
+        home = made(tmp_path / name, monkeypatch)
+        with running(home) if name == "beside" else nullcontext():
+            assert invoke(command.split()) == 0
+        capfd.readouterr()
+        assert invoke(["consume", command.split()[1], "-f", "%p %o %k %v\\n"]) == 0
+        found.append(capfd.readouterr().out)
+        assert len(found[-1].splitlines()) == 60
+    assert found[0] == found[1]
+
+
+def test_an_input_that_waits_for_the_bucket_of_a_node_is_not_appended_twice(
+    home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **more: object) -> None:
+        raise Unavailable("the bucket is away", store="file://")
+
+    command = ["append", "plain", "lines", "--acks", "remote"]
+    with running(home):
+        with monkeypatch.context() as patch:
+            patch.setattr(remote_acks, "wait_for_bucket", refuse)
+            assert invoke(command) == 6
+        assert "appends nothing twice" in capfd.readouterr().err
+        assert invoke(command) == 0
+        assert "appended by an earlier command: records=60" in capfd.readouterr().err
+    assert invoke(["consume", "plain"]) == 0
+    assert len(capfd.readouterr().out.splitlines()) == 120, "60 of the setup, 60 once"
 
 
 def answer(home: Path, command: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -283,6 +333,8 @@ class Reports:
 
     def should_stop(self) -> bool:
         return self.is_cancelled
+
+    def pause(self, seconds: float) -> None: ...
 
     def now_ms(self) -> int:
         return now_ms()
