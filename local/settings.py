@@ -20,6 +20,7 @@ class LogSettings:
     index_interval_bytes: int = 4096
     segment_index_bytes: int = 10 << 20
     max_message_bytes: int = 1_048_588
+    append_acks: str = "local"  # not Kafka's: the tier that acknowledges a Kafka producer with acks=all
     batch_bytes: int = 256 << 10  # not Kafka's: the approximate size of the batches of one append
     compression: Codec = Codec.NONE  # of batches that this log encodes
     recompresses: bool = False  # ready-made batches get `compression` too: ``compression.type`` is not ``producer``

@@ -392,6 +392,8 @@ def check_combination(settings: Mapping[str, str], *, may_tier: bool = False) ->
     least, most = _int(settings, "min.compaction.lag.ms"), _int(settings, "max.compaction.lag.ms")
     if least > most:
         _refuse("min.compaction.lag.ms", least, "max.compaction.lag.ms", most, "the minimum is larger than the maximum")
+    if _value(settings, "append.acks") == "remote" and "compact" in _policies(settings):
+        _refuse("append.acks", "remote", "cleanup.policy", "compact", "a compacted topic is copied after it is cleaned")
     if may_tier or _value(settings, "remote.storage.enable"):
         for unit in ("ms", "bytes"):
             _check_tier(settings, unit)

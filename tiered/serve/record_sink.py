@@ -17,7 +17,7 @@ caller repeats it until the returned offset covers its own batches. So any numbe
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from uuid import UUID
@@ -119,10 +119,18 @@ class RecordSink(Protocol):
         """End the transaction of a producer. The marker is written on return."""
 
     def flush(self, partition: TopicPartition) -> int:
-        """Make everything written before the call durable; return the log end offset at the call.
+        """Make everything written before the call durable on the disk; return the log end offset at the call."""
 
-        Durable means on the disk. In a topic with ``append.acks=remote`` it means in the bucket.
-        """
+    def is_acked_by_bucket(self, partition: TopicPartition) -> bool:
+        """Whether the topic has ``append.acks=remote``. Waits for nothing."""
+
+    def check_acks(self, partition: TopicPartition) -> None:
+        """Raise RefusedBatch if the bucket cannot acknowledge an append now. Other topics pass."""
+
+    def when_in_bucket(
+        self, partition: TopicPartition, next_offset: int, notify: Callable[[Exception | None], None]
+    ) -> None:
+        """Call `notify`, from any thread, once the bucket holds all records below `next_offset`, or with an error."""
 
     def producers(self, partition: TopicPartition) -> Sequence[ProducerEntry]:
         """The producers that the log knows, by producer id."""

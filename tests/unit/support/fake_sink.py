@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from uuid import UUID
 
 from local.errors import LogError
@@ -27,6 +27,9 @@ class FakeSink:
         self.markers: list[tuple[TopicPartition, int, bool]] = []
         self.flushes: list[TopicPartition] = []
         self.has_flush = threading.Event()
+        self.bucket: dict[TopicPartition, list[tuple[int, Callable[[Exception | None], None]]]] = {}
+        self.acks_errors: dict[TopicPartition, Exception] = {}
+        self.has_bucket_wait = threading.Event()
         self.next_producer_id = 0
         self.changed = threading.Condition()  # notified after each append
 
@@ -75,6 +78,19 @@ class FakeSink:
 
     def producers(self, partition: TopicPartition) -> Sequence[ProducerEntry]:
         return ()
+
+    def is_acked_by_bucket(self, partition: TopicPartition) -> bool:
+        return partition in self.bucket
+
+    def check_acks(self, partition: TopicPartition) -> None:
+        if partition in self.acks_errors:
+            raise self.acks_errors[partition]
+
+    def when_in_bucket(
+        self, partition: TopicPartition, next_offset: int, notify: Callable[[Exception | None], None]
+    ) -> None:
+        self.bucket[partition].append((next_offset, notify))
+        self.has_bucket_wait.set()
 
     def new_producer_id(self) -> int:
         self.next_producer_id += 1

@@ -81,6 +81,7 @@ class _Share:
     producer: tuple[int, int] | None = None  # producer id and epoch of a transactional batch
     next_offset: int | None = None  # of the appended batch
     is_refused: bool = False  # by the log
+    waits: bool = False  # until the batch is durable
 
     @property
     def records(self) -> memoryview:
@@ -94,7 +95,7 @@ class _Share:
 
 async def produce(service: Service, request: ProduceRequest, call: Call) -> ProduceResponse | None:
     assert service.sink is not None, "offered with a sink only"
-    shares = [[*_shares(topic)] for topic in request.topic_data]
+    shares = [[*_shares(topic, waits=request.acks == DURABLE)] for topic in request.topic_data]
     all_shares = [each for of_topic in shares for each in of_topic]
     await _find_partitions(service, request, all_shares)
     for each in all_shares:
@@ -145,19 +146,45 @@ async def init_producer_id(service: Service, request: InitProducerIdRequest, cal
 
 
 async def wait_until_durable(service: Service, partition: TopicPartition, next_offset: int) -> None:
-    """Wait until all records below `next_offset` are durable. Concurrent calls share one fsync. Raises LogError."""
+    """Wait until all records below `next_offset` are durable, as the topic asks. Concurrent calls share one fsync.
+
+    Raises LogError.
+    """
     assert service.sink is not None, "appended by it"
     flush = partial(service.sink.flush, partition)
     for _ in range(2):
         # A running flush may have begun before the append. The one after it covers the append.
         if await asyncio.shield(service.flushes.run(partition, ("flush", partition), flush)) >= next_offset:
-            return
-    raise Unavailable("cannot make records durable, the log was truncated", partition=partition)
+            break
+    else:
+        raise Unavailable("cannot make records durable, the log was truncated", partition=partition)
+    if service.sink.is_acked_by_bucket(partition):
+        await _wait_for_bucket(service.sink, partition, next_offset)
 
 
-def _shares(topic: TopicProduceData) -> Iterator[_Share]:
+async def _wait_for_bucket(sink: RecordSink, partition: TopicPartition, next_offset: int) -> None:
+    loop = asyncio.get_running_loop()
+    held: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: Exception | None) -> None:
+        if held.done():
+            return  # the request timed out
+        if error is None:
+            held.set_result(None)
+        else:
+            held.set_exception(error)
+
+    def notify(error: Exception | None) -> None:
+        with suppress(RuntimeError):  # the loop was closed
+            loop.call_soon_threadsafe(settle, error)
+
+    sink.when_in_bucket(partition, next_offset, notify)
+    await held
+
+
+def _shares(topic: TopicProduceData, *, waits: bool) -> Iterator[_Share]:
     for data in topic.partition_data:
-        yield _Share(data, topic.topic_id, PartitionProduceResponse(index=data.index))
+        yield _Share(data, topic.topic_id, PartitionProduceResponse(index=data.index), waits=waits)
 
 
 async def _find_partitions(service: Service, request: ProduceRequest, shares: Sequence[_Share]) -> None:
@@ -259,6 +286,8 @@ def _append_all(sink: RecordSink, shares: Sequence[_Share]) -> None:
     for each in shares:
         assert each.partition is not None, "checked before"
         try:
+            if each.waits:
+                sink.check_acks(each.partition)
             found = sink.append(each.partition, each.records, topic_id=each.topic_id)
         except Exception as error:  # noqa: BLE001 - one partition must not fail the others
             each.is_refused = True

@@ -64,7 +64,7 @@ def serving_node(
             metrics=metrics or EndpointMetrics(),
         )
         # The listener closes first, then the running change ends.
-        with closing(admin), serving(service, host, port, address, local=local) as server:
+        with closing(sink), closing(admin), serving(service, host, port, address, local=local) as server:
             try:
                 yield server
             finally:

@@ -26,6 +26,7 @@ from local.names import TopicPartition, encode_uuid
 from tiered.manager.manager import LogManager
 from tiered.partition.partition import Partition
 from tiered.serve.node.batch_validation import checked_batches
+from tiered.serve.node.bucket_acks import BucketAcks
 from tiered.serve.node.producer_ids import ProducerIds
 from tiered.serve.record_sink import Appended
 
@@ -33,11 +34,12 @@ _NO_TIME = -1
 
 
 class NodeSink:
-    """Thread safe. `clock` gives ms."""
+    """Thread safe. `clock` gives ms. Close it before the manager."""
 
     def __init__(self, manager: LogManager, clock: Callable[[], int]) -> None:
         self._table = manager.partitions
         self._clock = clock
+        self._bucket_acks = BucketAcks(manager, clock)
         self._producer_ids = ProducerIds(manager.directories.places(), self._highest_producer_id)
 
     def append(
@@ -73,6 +75,21 @@ class NodeSink:
         end = log.next_offset
         log.flush()
         return end
+
+    def is_acked_by_bucket(self, partition: TopicPartition) -> bool:
+        return self._table.find(partition).log.settings.append_acks == "remote"
+
+    def check_acks(self, partition: TopicPartition) -> None:
+        if self.is_acked_by_bucket(partition):
+            self._bucket_acks.check(self._table.find(partition))
+
+    def when_in_bucket(
+        self, partition: TopicPartition, next_offset: int, notify: Callable[[Exception | None], None]
+    ) -> None:
+        self._bucket_acks.when_held(partition, next_offset, notify)
+
+    def close(self) -> None:
+        self._bucket_acks.close()
 
     def producers(self, partition: TopicPartition) -> Sequence[ProducerEntry]:
         return self._table.find(partition).log.producers()

@@ -321,7 +321,17 @@ def test_every_property_parses_its_default_and_is_documented(name: str) -> None:
     assert ENVIRONMENT[row.environment_variable] is row
     assert row.source is Source.KAFKA or any(
         word in name
-        for word in ("remote", "batch", "log.dir.", "uncleanable", "without.key", "compaction.view.", "cost.", "clock.")
+        for word in (
+            "remote",
+            "append.",
+            "batch",
+            "log.dir.",
+            "uncleanable",
+            "without.key",
+            "compaction.view.",
+            "cost.",
+            "clock.",
+        )
     )
 
 

@@ -371,3 +371,45 @@ def test_an_idempotent_producer_gets_a_new_id_with_epoch_0() -> None:
 )
 def test_an_impossible_request_for_an_id_is_refused(asked: InitProducerIdRequest, code: Error) -> None:
     assert run(FakeSink(), lambda service: init_producer_id(service, asked, CALL)).error_code is code
+
+
+def test_a_topic_acknowledged_by_the_bucket_waits_for_it_after_the_disk() -> None:
+    sink = FakeSink()
+    sink.bucket[ORDERS] = []
+
+    async def work(service: Service) -> Sequence[PartitionProduceResponse]:
+        waiting = asyncio.ensure_future(answers(service, request(("orders", TWO))))
+        await asyncio.to_thread(sink.has_bucket_wait.wait, 60)
+        assert sink.durable[ORDERS] == 2
+        ((next_offset, notify),) = sink.bucket[ORDERS]
+        assert (next_offset, waiting.done()) == (2, False)
+        await asyncio.to_thread(notify, None)
+        return await waiting
+
+    (found,) = run(sink, work)
+    assert (found.error_code, found.base_offset) == (Error.NONE, 0)
+
+
+def test_errors_of_the_bucket_before_and_after_the_append() -> None:
+    sink = FakeSink()
+    sink.bucket[ORDERS] = []
+    sink.acks_errors[SLOW] = RefusedBatch("paused", error=Error.NOT_ENOUGH_REPLICAS)
+    late = RefusedBatch("fenced", error=Error.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+    sink.when_in_bucket = lambda partition, next_offset, notify: notify(late)  # type: ignore[method-assign]
+    found = errors(sink, request(("orders", ONE), ("slow", ONE)))
+    assert found == [Error.NOT_ENOUGH_REPLICAS_AFTER_APPEND, Error.NOT_ENOUGH_REPLICAS]
+    assert sink.appends == [(ORDERS, 0)]
+    assert errors(sink, request(("slow", ONE), acks=1)) == [Error.NONE], "without acks=all the bucket is not asked"
+
+
+def test_an_acknowledgement_of_the_bucket_after_the_time_limit_changes_nothing() -> None:
+    sink = FakeSink()
+    sink.bucket[ORDERS] = []
+
+    async def work(service: Service) -> Error:
+        (found,) = await answers(service, request(("orders", ONE), timeout_ms=20))
+        sink.bucket[ORDERS][0][1](None)
+        await asyncio.sleep(0)
+        return found.error_code
+
+    assert run(sink, work) is Error.REQUEST_TIMED_OUT

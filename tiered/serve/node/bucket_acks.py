@@ -1,0 +1,142 @@
+"""Acknowledgements of appends by the bucket, for the topics with ``append.acks=remote``.
+
+The rule and the order of effects are those of `tiered.manager.remote_acks`, for ``tiered append --acks remote``. A
+batch is acknowledged when a committed manifest holds it. One thread copies for all waiting appends. While a copy runs,
+the next appends gather, and one segment for each partition takes them all.
+
+| event | effect on a waiting append |
+|---|---|
+| a committed manifest holds it | acknowledged |
+| an attempt fails for a time (`Unavailable`) | waits for the next attempt, after PAUSE_S or the next append |
+| another problem of the partition, such as a takeover | NOT_ENOUGH_REPLICAS_AFTER_APPEND: the records stay in the log |
+| `TIMEOUT_MS` passed | the same; the client had REQUEST_TIMED_OUT before |
+
+An append that the bucket cannot acknowledge now is refused before its write, with NOT_ENOUGH_REPLICAS: the client tries
+again. Kafka does the same with too few replicas in sync.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from local.errors import LogError, Unavailable
+from local.names import TopicPartition
+from tiered.manager.manager import LogManager
+from tiered.manager.remote_acks import PAUSE_S, TIMEOUT_MS, held_upto, wait_for_bucket
+from tiered.partition.partition import Partition
+from tiered.serve.messages.base import Error
+from tiered.serve.record_sink import RefusedBatch
+
+Notify = Callable[[Exception | None], None]
+_log = logging.getLogger(__name__)
+
+
+class _Waiting(NamedTuple):
+    partition: TopicPartition
+    next_offset: int
+    since_ms: int
+    notify: Notify
+
+
+class BucketAcks:
+    """Thread safe. `clock` gives ms. Close it before the manager."""
+
+    def __init__(self, manager: LogManager, clock: Callable[[], int]) -> None:
+        self._manager, self._clock = manager, clock
+        self._changed = threading.Condition()
+        self._waiting: list[_Waiting] = []
+        self._is_closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def check(self, held: Partition) -> None:
+        """Raise RefusedBatch if the bucket cannot acknowledge an append to the partition now."""
+        reason = None
+        if not held.is_tiered or held.rules.copy_disabled or held.rules.gives_up_remote:
+            reason = "the topic is not copied to the bucket: see remote.storage.enable"
+        elif held.rules.cleanup_compact:
+            reason = "a compacted topic is copied after it is cleaned: use append.acks=local"
+        elif held.is_paused_now():
+            reason = "uploads are paused: run 'tiered resume' first"
+        elif held.name in self._manager.problems or not held.is_writer:
+            reason = "the partition has a problem in the bucket, or its writer role is not acquired yet"
+        if reason is not None:
+            attempt = f"cannot append with append.acks=remote, {reason}"
+            raise RefusedBatch(attempt, error=Error.NOT_ENOUGH_REPLICAS, partition=held.name)
+
+    def when_held(self, partition: TopicPartition, next_offset: int, notify: Notify) -> None:
+        """Call `notify`, from any thread, once the bucket holds all records below `next_offset`, or with an error."""
+        waiting = _Waiting(partition, next_offset, self._clock(), notify)
+        if self._is_settled(waiting):
+            return
+        with self._changed:
+            self._waiting.append(waiting)
+            self._changed.notify_all()
+            if self._thread is None and not self._is_closed.is_set():
+                self._thread = threading.Thread(target=self._work, name="tiered-bucket-acks", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """End the thread after its running attempt. Waiting appends are not acknowledged."""
+        self._is_closed.set()
+        with self._changed:
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _work(self) -> None:
+        while not self._is_closed.is_set():
+            with self._changed:
+                while not self._waiting and not self._is_closed.is_set():
+                    self._changed.wait()
+                waiting, self._waiting = self._waiting, []
+            has_failed = self._attempt(waiting)
+            remaining = [each for each in waiting if not self._is_settled(each)]
+            with self._changed:
+                is_new = bool(self._waiting)
+                self._waiting[:0] = remaining
+                if has_failed and not is_new and not self._is_closed.is_set():
+                    self._changed.wait(PAUSE_S)
+
+    def _attempt(self, waiting: list[_Waiting]) -> bool:
+        """Copy what the waiting appends need; return whether a part of it failed."""
+        ends: dict[TopicPartition, int] = {}
+        for each in waiting:
+            ends[each.partition] = max(each.next_offset, ends.get(each.partition, 0))
+        try:
+            wait_for_bucket(
+                self._manager,
+                ends,
+                clock=self._clock,
+                pause=lambda seconds: None,
+                timeout_ms=0,  # one attempt: the appends that it copied do not wait for the others
+                should_stop=self._is_closed.is_set,
+            )
+        except LogError as error:
+            _log.warning("appends wait for the bucket: partitions=%d error=%s", len(ends), error)
+        except Exception:  # noqa: BLE001 - the thread serves the other partitions
+            _log.exception("appends wait for the bucket: partitions=%d", len(ends))
+        else:
+            return False
+        return True
+
+    def _is_settled(self, waiting: _Waiting) -> bool:
+        """Notify the append if it is acknowledged, or never will be."""
+        error: Exception | None = None
+        try:
+            if held_upto(self._manager, waiting.partition) < waiting.next_offset:
+                error = self._manager.problems.get(waiting.partition)
+                if error is None or isinstance(error, Unavailable):
+                    if 0 <= self._clock() - waiting.since_ms < TIMEOUT_MS:
+                        return False
+                    error = error or Unavailable("cannot copy records to the bucket", partition=waiting.partition)
+        except LogError as problem:
+            error = problem
+        if error is not None:
+            attempt = f"the records are in the log, but not in the bucket: {error}"
+            code = Error.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+            error = RefusedBatch(attempt, error=code, partition=waiting.partition)
+        waiting.notify(error)
+        return True
