@@ -21,8 +21,9 @@ from __future__ import annotations
 import dataclasses
 import struct
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
+from itertools import groupby
 from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
@@ -48,6 +49,7 @@ _FIXED = {
     "uint32": struct.Struct(">I"),
     "float64": struct.Struct(">d"),
 }
+_NUMBERS: dict[str | None, str] = {kind: form.format[1:] for kind, form in _FIXED.items() if kind != "error_code"}
 _NO_UUID = UUID(int=0)
 _ERRORS = {int(each): each for each in Error}
 M = TypeVar("M")
@@ -79,6 +81,10 @@ class Cursor:
 
     def number(self, form: struct.Struct) -> Any:  # noqa: ANN401 - int, bool or float by its form
         return form.unpack(self.take(form.size))[0]
+
+    def numbers(self, form: struct.Struct) -> tuple[Any, ...]:
+        """Adjacent numbers."""
+        return form.unpack(self.take(form.size))
 
     def uvarint(self) -> int:
         value = 0
@@ -186,6 +192,7 @@ class _Field(NamedTuple):
 
 Read = Callable[[Cursor], Any]
 Write = Callable[[Frame, Any], None]
+Step = Callable[[Cursor, dict[str, object]], None]  # reads adjacent fields of a struct
 
 
 def reader_of(schema: type, message: type[M]) -> Callable[[Cursor], M]:
@@ -246,9 +253,10 @@ def _struct_reader(schema: type, message: type[Any] | None) -> Read:
     is_compact, nested = is_flexible(schema), _nested(message)
     names = {each.name for each in dataclasses.fields(message)} if message is not None else set()
     steps = [
-        (each.name, each.name in names, _value_reader(each, nested.get(each.name), is_compact=is_compact))
-        for each in _fields(schema)
-        if each.tag is None
+        _numbers_step(group, names)
+        if are_numbers
+        else _value_step(group[0], names, _value_reader(group[0], nested.get(group[0].name), is_compact=is_compact))
+        for are_numbers, group in _grouped(schema)
     ]
     tagged = {
         each.tag: (each.name, _value_reader(each, nested.get(each.name), is_compact=is_compact))
@@ -257,11 +265,9 @@ def _struct_reader(schema: type, message: type[Any] | None) -> Read:
     }
 
     def read(cursor: Cursor) -> Any:  # noqa: ANN401 - an instance of `message`
-        values = {}
-        for name, is_kept, read_value in steps:
-            value = read_value(cursor)
-            if is_kept:
-                values[name] = value
+        values: dict[str, object] = {}
+        for step in steps:
+            step(cursor, values)
         if tagged:
             values |= _read_tagged(cursor, tagged)
         elif is_compact:
@@ -269,6 +275,41 @@ def _struct_reader(schema: type, message: type[Any] | None) -> Read:
         return message(**values) if message is not None else None
 
     return read
+
+
+def _grouped(schema: type) -> Iterator[tuple[bool, list[_Field]]]:
+    """The fields without a tag, in order: (True, adjacent numbers), which are one operation, or (False, one other)."""
+    fields = [each for each in _fields(schema) if each.tag is None]
+    for are_numbers, found in groupby(fields, lambda each: each.kind in _NUMBERS and not each.is_array):
+        group = list(found)
+        yield from [(True, group)] if are_numbers else [(False, [each]) for each in group]
+
+
+def _numbers_step(fields: Sequence[_Field], names: Collection[str]) -> Step:
+    kept = [each.name for each in fields if each.name in names]
+    form = struct.Struct(">" + "".join(_code(each, is_kept=each.name in names) for each in fields))
+
+    def step(cursor: Cursor, values: dict[str, object]) -> None:
+        values.update(zip(kept, cursor.numbers(form), strict=True))
+
+    return step
+
+
+def _code(field: _Field, *, is_kept: bool) -> str:
+    """The field in the language of `struct`; without its value if the message lacks it."""
+    code = _NUMBERS[field.kind]
+    return code if is_kept else f"{struct.calcsize('>' + code)}x"
+
+
+def _value_step(field: _Field, names: Collection[str], read_value: Read) -> Step:
+    name, is_kept = field.name, field.name in names
+
+    def step(cursor: Cursor, values: dict[str, object]) -> None:
+        value = read_value(cursor)
+        if is_kept:
+            values[name] = value
+
+    return step
 
 
 def _read_tagged(cursor: Cursor, tagged: Mapping[int, tuple[str, Read]]) -> dict[str, object]:
@@ -350,25 +391,45 @@ def _struct_writer(schema: type, message: type | None) -> Write:
     """A writer of a struct. A field that `message` lacks has its default. Tagged fields with defaults are omitted."""
     is_compact, nested = is_flexible(schema), _nested(message)
     names = {each.name for each in dataclasses.fields(message)} if message is not None else set()
-    fields = [(each, _value_writer(each, nested.get(each.name), is_compact)) for each in _fields(schema)]
-    steps = [
-        (each.name if each.name in names else None, each.default, write) for each, write in fields if each.tag is None
+    steps: list[Write] = [
+        _numbers_writer(group, names)
+        if are_numbers
+        else _field_writer(group[0], names, _value_writer(group[0], nested.get(group[0].name), is_compact))
+        for are_numbers, group in _grouped(schema)
     ]
     tagged = [
-        (each.tag, each.name, each.default, write)
-        for each, write in fields
+        (each.tag, each.name, each.default, _value_writer(each, nested.get(each.name), is_compact))
+        for each in _fields(schema)
         if each.tag is not None and each.name in names
     ]
 
     def write(frame: Frame, value: object) -> None:
-        for name, default, write_value in steps:
-            write_value(frame, default if name is None else getattr(value, name))
+        for step in steps:
+            step(frame, value)
         if tagged:
             _write_tagged(frame, value, tagged)
         elif is_compact:
             frame.uvarint(0)
 
     return write
+
+
+def _numbers_writer(fields: Sequence[_Field], names: Collection[str]) -> Write:
+    form = struct.Struct(">" + "".join(_NUMBERS[each.kind] for each in fields))
+    parts = [(each.name if each.name in names else None, each.default) for each in fields]
+
+    def write(frame: Frame, value: object) -> None:
+        numbers = [default if name is None else getattr(value, name) for name, default in parts]
+        frame.write(form.pack(*numbers))
+
+    return write
+
+
+def _field_writer(field: _Field, names: Collection[str], write_value: Write) -> Write:
+    name, default = field.name, field.default
+    if name not in names:
+        return lambda frame, value: write_value(frame, default)
+    return lambda frame, value: write_value(frame, getattr(value, name))
 
 
 def _write_tagged(frame: Frame, value: object, tagged: Sequence[tuple[int, str, object, Write]]) -> None:

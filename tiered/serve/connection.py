@@ -30,7 +30,7 @@ from functools import partial
 from local.errors import InvalidRequest, LogError
 from tiered.serve.handlers.dispatch import answer
 from tiered.serve.handlers.service import Call, Endpoint, Service
-from tiered.serve.messages.base import Piece
+from tiered.serve.messages.base import Api, Piece
 from tiered.serve.protocol import Received, encode, parse
 from tiered.serve.sender import Sender, memory_bytes
 
@@ -41,6 +41,7 @@ IN_FLIGHT_MAX = 16
 _PIECE_BYTES = 256 << 10  # what asyncio reads at once
 _LENGTH = struct.Struct(">i")
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close at once
+_PRODUCE = struct.pack(">h", Api.PRODUCE)
 _HEAD_BYTES = 8  # API key, version and correlation id: no request is shorter
 _log = logging.getLogger(__name__)
 
@@ -121,6 +122,13 @@ class Connection:
 
     async def _begin(self, request: _Request) -> None:
         """Start a request. Return when the next one may begin."""
+        if not self._in_flight and request.frame[:2] != _PRODUCE:
+            # Only Produce lets the next request begin. A task for it costs as much as a small request.
+            try:
+                await self._respond(request, None, _nothing)
+            finally:
+                request.release()
+            return
         while len(self._in_flight) >= IN_FLIGHT_MAX:
             await asyncio.wait([self._in_flight[0]])
         may_proceed = asyncio.Event()
@@ -220,3 +228,7 @@ class Connection:
         _log.warning("request not served: client=%s api=%s version=%d", *facts)
         metrics.unsupported(header.api_name)
         return received.pieces, lambda seconds: None
+
+
+def _nothing() -> None:
+    pass
