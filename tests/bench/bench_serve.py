@@ -7,7 +7,7 @@ is wall time and includes the client, which shares the cores. Ratios are medians
 | part | measured |
 |---|---|
 | disk | catch-up from the local log, fetches of 1 MiB (a consumer's default) and of 8 MiB; also bare `sendfile` |
-| remote | catch-up from the bucket or from LocalTieredStorage, both folders: a new process; one that has the bytes in memory |
+| remote | catch-up from the bucket or from LocalTieredStorage, both folders; with a cold and with a warm cache |
 | produce | acks=all, five requests in flight, by batch size |
 | tail | a batch every 10 ms from the producer to a waiting consumer, p50 and p99 |
 | idle | 1,000 connections: resident memory, CPU of ten seconds |

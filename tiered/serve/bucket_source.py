@@ -132,6 +132,35 @@ class BucketSource:
         aborted = reader.aborted_transactions(partition, offset, stream.offset) if is_committed else None
         return ReadBatches(bounds=bounds, runs=runs, aborted=aborted, is_remote=True)
 
+    def topics_now(self) -> Mapping[str, ServedTopic] | None:
+        listed_s = self._listed_s
+        return self._topics if listed_s is not None and self._clock() - listed_s < self._list_s else None
+
+    def read_now(
+        self, partition: TopicPartition, offset: int, *, isolation: Isolation, bytes_max: int
+    ) -> ReadBatches | None:
+        """A read of bytes that the stream of a consumer has read ahead, or of the end. None: use `read`.
+
+        Under READ_COMMITTED only the end is read: aborted transactions may need a request.
+        """
+        state, is_committed = self._states.get(partition), isolation is Isolation.READ_COMMITTED
+        bounds = state.bounds if state is not None else None
+        if state is None or bounds is None or not self._is_new(state):
+            return None
+        if offset == (bounds.last_stable_offset if is_committed else bounds.high_watermark):
+            return ReadBatches(bounds=bounds, aborted=[] if is_committed else None)
+        if is_committed or not bounds.log_start_offset <= offset < bounds.high_watermark:
+            return None
+        stream = self._streams.take(partition, isolation, offset)
+        if stream is None:
+            return None
+        runs = stream.take_now(bytes_max)
+        self._streams.put(partition, isolation, stream)
+        return None if runs is None else ReadBatches(bounds=bounds, runs=runs, is_remote=True)
+
+    def _is_new(self, state: _State) -> bool:
+        return state.checked_s is not None and self._clock() - state.checked_s < self._refresh_s
+
     def find_offset(self, partition: TopicPartition, spec: int, isolation: Isolation) -> FoundOffset | None:
         self._fresh(partition)
         return self._bucket.list_offsets({partition: spec}, isolation=isolation)[partition]

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Generator
 
 from local import kernels
+from local.errors import Corrupt
 from local.format.batch_header import plain_header, seal
 from local.names import TopicPartition
 from local.records.isolation import Isolation
@@ -24,7 +25,8 @@ class Stream:
     """An open stream of one partition, cut into reads. `offset` is where the next read begins."""
 
     def __init__(self, runs: Generator[memoryview], offset: int) -> None:
-        self._runs, self._rest = runs, memoryview(b"")
+        self._runs = runs
+        self._run = _NO_RUN
         self.offset = offset
         self.is_at_end = False
 
@@ -33,27 +35,64 @@ class Stream:
         taken: list[memoryview] = []
         left = bytes_max
         while left > 0:
-            run = self._rest if len(self._rest) else next(self._runs, None)
-            if run is None:
-                self.is_at_end = True
+            if self._run.is_empty:
+                data = next(self._runs, None)
+                if data is None:
+                    self.is_at_end = True
+                    break
+                self._run = _Run(data)
+                continue
+            found = self._cut(left, needs_one=not taken)
+            if found is None:
                 break
-            table = kernels.scan_batches(run, verify=False)
-            ends = table.positions + table.sizes
-            count = int(ends.searchsorted(left, "right")) or (0 if taken else 1)
-            if count:
-                cut = int(ends[count - 1])
-                taken.append(run[:cut])
-                left -= cut
-                self.offset = int(table.last_offsets[count - 1]) + 1
-                run = run[cut:]
-            self._rest = run
-            if len(run):
-                break
+            taken.append(found)
+            left -= len(found)
         return taken
+
+    def take_now(self, bytes_max: int) -> list[memoryview] | None:
+        """As `take`, of the bytes that were read already: perhaps fewer. None if there are none."""
+        found = self._cut(bytes_max, needs_one=True) if not self._run.is_empty else None
+        return None if found is None else [found]
+
+    def _cut(self, bytes_max: int, *, needs_one: bool) -> memoryview | None:
+        cut = self._run.cut(bytes_max, needs_one=needs_one)
+        if cut is None:
+            return None
+        data, self.offset = cut
+        if self._run.is_empty:
+            self._run = _NO_RUN
+        return data
 
     def close(self) -> None:
         self._runs.close()
-        self._rest = memoryview(b"")
+        self._run = _NO_RUN
+
+
+class _Run:
+    """Consecutive batches, of which the first were taken. Their headers are scanned once."""
+
+    def __init__(self, data: memoryview) -> None:
+        table = kernels.scan_batches(data, verify=False)
+        if table.valid_bytes != len(data):
+            raise Corrupt("cannot read a stream, its bytes are no whole batches", at=table.valid_bytes)
+        self._data, self._position, self._row = data, 0, 0
+        self._ends, self._last_offsets = table.positions + table.sizes, table.last_offsets
+
+    @property
+    def is_empty(self) -> bool:
+        return self._row == len(self._ends)
+
+    def cut(self, bytes_max: int, *, needs_one: bool) -> tuple[memoryview, int] | None:
+        """The next batches of at most `bytes_max` bytes, with `needs_one` at least one; and the offset after them."""
+        stop = int(self._ends.searchsorted(self._position + bytes_max, "right"))
+        if stop <= self._row and not needs_one:
+            return None
+        stop = max(stop, self._row + 1)
+        start, self._position, self._row = self._position, int(self._ends[stop - 1]), stop
+        return self._data[start : self._position], int(self._last_offsets[stop - 1]) + 1
+
+
+_NO_RUN = _Run(memoryview(b""))
 
 
 class OpenStreams:

@@ -60,7 +60,8 @@ def filled_store() -> ObjectStore:
 def serving(bucket: RemoteLog, **settings: object) -> Iterator[KafkaServer]:
     """A running endpoint on a free port. Its clock stands still, so it never looks for newer manifests."""
     source = BucketSource(bucket, lambda: 0.0)
-    server = KafkaServer("127.0.0.1", 0, Service(source=source, configs=BucketConfigs(source)), **settings)  # type: ignore[arg-type]
+    service = Service(source=source, prompt=source, configs=BucketConfigs(source))
+    server = KafkaServer("127.0.0.1", 0, service, **settings)  # type: ignore[arg-type]
     server.start()
     try:
         yield server

@@ -167,7 +167,8 @@ def _serve(session: Session, bucket: _Bucket, address: _Address, refresh_s: floa
     ):
         count = len(source.topics())  # an unreachable bucket ends the start
         broker_id = BROKER_ID if peers is None else peers.own.broker_id
-        service = Service(source=source, configs=BucketConfigs(source), peers=peers, broker_id=broker_id)
+        configs = BucketConfigs(source)
+        service = Service(source=source, prompt=source, configs=configs, peers=peers, broker_id=broker_id)
         is_shared = worker is not None
         with (
             _metrics(session, address.metrics, service),

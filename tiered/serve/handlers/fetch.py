@@ -188,10 +188,13 @@ async def _read_all(
 async def _read_now(
     service: Service, isolation: Isolation, due: list[_Wanted], remaining: int
 ) -> tuple[list[_Wanted], int]:
-    """Read what needs no wait. Returns the partitions that are left to read, and the bytes."""
+    """Read what needs no wait. Returns the partitions that are left to read, and the bytes.
+
+    A partition that is left reserves its limit: those after it in the request take no bytes from it.
+    """
     if service.prompt is None:
         return due, remaining
-    late = list[_Wanted]()
+    late, reserved = list[_Wanted](), 0
     for count, each in enumerate(due, 1):
         assert each.partition is not None, "only served partitions are read"
         if remaining <= 0:
@@ -201,12 +204,13 @@ async def _read_now(
         found = service.prompt.read_now(each.partition, offset, isolation=isolation, bytes_max=limit)
         if found is None:
             late.append(each)
+            remaining, reserved = remaining - limit, reserved + limit
         else:
             _accept(service, each, each.partition, found)
             remaining -= each.found.size_bytes if each.found is not None else 0
         if count % READS_IN_A_ROW == 0:
             await asyncio.sleep(0)
-    return late, remaining
+    return late, remaining + reserved
 
 
 async def _some_done(

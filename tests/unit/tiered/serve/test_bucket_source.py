@@ -118,6 +118,43 @@ def test_a_consumer_that_reads_on_uses_one_stream(bucket: RemoteLog, monkeypatch
     source.close()
 
 
+def test_a_read_at_once_continues_the_stream_of_a_consumer(bucket: RemoteLog) -> None:
+    source, name = BucketSource(bucket, Clock()), TopicPartition("plain", 0)
+    assert source.read_now(name, 0, isolation=UNCOMMITTED, bytes_max=700) is None, "the partition is not known"
+    expected, found, at_once, offset = _read_all(source, name, UNCOMMITTED, 700), list[int](), 0, 0
+    while offset < source.bounds(name).high_watermark:
+        read = source.read_now(name, offset, isolation=UNCOMMITTED, bytes_max=700)
+        at_once += read is not None
+        read = read or source.read(name, offset, isolation=UNCOMMITTED, bytes_max=700)
+        for run in read.runs:
+            found += [int(each) for each in kernels.decode_columns(run).offsets if each >= offset]
+            offset = int(kernels.scan_batches(run).last_offsets[-1]) + 1
+    assert found == expected
+    assert at_once > 10
+    source.close()
+
+
+def test_the_end_is_read_at_once_until_the_manifest_is_old(bucket: RemoteLog) -> None:
+    clock = Clock()
+    source, name = BucketSource(bucket, clock), TopicPartition("banking", 0)
+    assert source.topics_now() is None
+    topics, bounds = source.topics(), source.bounds(name)
+    assert source.topics_now() is topics
+    ends = {UNCOMMITTED: bounds.high_watermark, COMMITTED: bounds.last_stable_offset}
+    for isolation, end in ends.items():
+        read = source.read_now(name, end, isolation=isolation, bytes_max=1)
+        assert read is not None
+        assert (read.bounds, list(read.runs)) == (bounds, [])
+        for outside in (-1, bounds.high_watermark + 1):
+            assert source.read_now(name, outside, isolation=isolation, bytes_max=1) is None
+    assert source.read_now(name, 0, isolation=COMMITTED, bytes_max=1) is None
+    clock.now_s = bucket_source.REFRESH_S
+    assert source.read_now(name, bounds.high_watermark, isolation=UNCOMMITTED, bytes_max=1) is None
+    clock.now_s = bucket_source.LIST_S
+    assert source.topics_now() is None
+    source.close()
+
+
 def test_offsets_outside_the_log_are_refused_and_its_end_is_empty(bucket: RemoteLog) -> None:
     source, name = BucketSource(bucket, Clock()), TopicPartition("plain", 0)
     end = source.bounds(name).high_watermark

@@ -11,6 +11,8 @@ from fake_source import BATCH, CALL, IDS, ORDERS, SLOW, FakeSource, run
 
 from local.errors import AccessDenied, Corrupt, LogError, NotFound, Unavailable
 from local.index.txn_index import AbortedTransaction
+from local.names import TopicPartition
+from local.records.isolation import Isolation
 from tiered.serve.handlers import fetch as fetching
 from tiered.serve.handlers.fetch import fetch
 from tiered.serve.handlers.service import LEAST_BYTES, UNSENT_BYTES_MAX, Service
@@ -24,6 +26,7 @@ from tiered.serve.messages.fetch import (
     NodeEndpoint,
     PartitionData,
 )
+from tiered.serve.record_source import ReadBatches
 
 
 def request(*partitions: tuple[str, int], **changes: object) -> FetchRequest:
@@ -273,3 +276,28 @@ def test_a_partition_that_is_named_twice_is_read_once() -> None:
     source = FakeSource(orders=50)
     one, two = fetched(source, request(("orders", 0), ("orders", 0)))
     assert offsets(one) == offsets(two) == list(range(10))
+
+
+def test_reads_that_need_no_wait_come_first_and_take_no_bytes_of_earlier_partitions() -> None:
+    source = FakeSource(orders=50, slow=50)
+
+    class Prompt:
+        """Answers for one partition alone."""
+
+        def topics_now(self) -> None:
+            return None
+
+        def read_now(
+            self, partition: TopicPartition, offset: int, *, isolation: Isolation, bytes_max: int
+        ) -> ReadBatches | None:
+            return (
+                source.read(partition, offset, isolation=isolation, bytes_max=bytes_max) if partition == SLOW else None
+            )
+
+    async def work(service: Service) -> FetchResponse:
+        service.prompt = Prompt()
+        return await fetch(service, request(("orders", 0), ("slow", 7), max_bytes=12 * BATCH), CALL)
+
+    orders, slow = parts(run(source, work))
+    assert (offsets(orders), offsets(slow)) == (list(range(10)), [7, 8])
+    assert [(name, limit) for name, _, limit in source.reads] == [(SLOW, 2 * BATCH), (ORDERS, 10 * BATCH)]
