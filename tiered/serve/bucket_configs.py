@@ -11,9 +11,7 @@ from dataclasses import replace
 from tiered.config.config import Config
 from tiered.serve.admin import ConfigEntry, ConfigSource
 from tiered.serve.bucket_source import BucketSource
-from tiered.serve.config_entries import topic_entries
-
-_NO_DEFAULTS = Config(data_dir="")
+from tiered.serve.config_entries import TopicEntries
 
 
 class BucketConfigs:
@@ -21,9 +19,10 @@ class BucketConfigs:
 
     def __init__(self, source: BucketSource) -> None:
         self._source = source
+        self._entries = TopicEntries(Config(data_dir=""))
 
     def topic_configs(self, topic: str) -> Sequence[ConfigEntry]:
-        entries = topic_entries(_NO_DEFAULTS, topic, self._source.properties(topic))
+        entries = self._entries.of(topic, self._source.properties(topic))
         own = [each for each in entries if each.source is ConfigSource.TOPIC]
         return [replace(each, is_read_only=True, synonyms=each.synonyms[:1]) for each in own]
 

@@ -12,7 +12,8 @@ sensitive: the configuration refuses secrets. Source: kafka `ServerTopicConfigSy
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from tiered.topics.config_export import broker_properties, kafka_value
 
 DEFAULT_PARTITIONS = 1  # Kafka's default of ``num.partitions``
 INT32_MAX = 2**31 - 1
+Layers = Sequence[tuple[str, Mapping[str, str]]]  # of `Config.layers`, the highest precedence first
 
 
 class Fixed(NamedTuple):
@@ -60,12 +62,23 @@ _KINDS = {
 }
 
 
-def topic_entries(config: Config, topic: str, own: Mapping[str, str]) -> list[ConfigEntry]:
-    """The settings of a topic with these own ones, by name. Raises InvalidRequest for an invalid one."""
-    layers = list(config.layers(topic, own))[::-1]
-    entries = [_entry(row, layers, own) for row in PROPERTIES.values() if row.is_per_topic]
-    entries += [_fixed(name, each) for name, each in FIXED_OF_TOPICS.items()]
-    return sorted(entries, key=lambda entry: entry.name)
+class TopicEntries:
+    """The settings of topics under one configuration. Topics share the entries that they do not set. Thread safe."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._shared: dict[tuple[str, ...], dict[str, ConfigEntry]] = {}  # by the globs that match a topic
+
+    def of(self, topic: str, own: Mapping[str, str]) -> tuple[ConfigEntry, ...]:
+        """The settings of a topic with these own ones, by name. Raises InvalidRequest for an invalid one."""
+        globs = tuple(each for each in self.config.topics if fnmatchcase(topic, each))
+        shared = self._shared.get(globs)
+        if shared is None:
+            shared = self._shared[globs] = _entries(list(self.config.layers(topic, {}))[::-1])
+        if not own:
+            return tuple(shared.values())
+        layers = list(self.config.layers(topic, own))[::-1]
+        return tuple((shared | {name: _entry(PROPERTIES[name], layers) for name in own}).values())
 
 
 def node_entries(config: Config, broker_id: int) -> list[ConfigEntry]:
@@ -94,7 +107,13 @@ def type_of(row: Property) -> ConfigType:
     return _KINDS.get(row.kind, ConfigType.STRING)
 
 
-def _entry(row: Property, layers: list[tuple[str, Mapping[str, str]]], own: Mapping[str, str]) -> ConfigEntry:
+def _entries(layers: Layers) -> dict[str, ConfigEntry]:
+    entries = [_entry(row, layers) for row in PROPERTIES.values() if row.is_per_topic]
+    entries += [_fixed(name, each) for name, each in FIXED_OF_TOPICS.items()]
+    return {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
+
+
+def _entry(row: Property, layers: Layers) -> ConfigEntry:
     broker_name = _BROKER_NAME_OF.get(row.name, row.name)
 
     def synonyms() -> Iterator[Synonym]:

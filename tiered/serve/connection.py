@@ -38,6 +38,7 @@ FRAME_BYTES_MAX = 100 << 20  # kafka socket.request.max.bytes
 READ_FRAME_BYTES_MAX = 2 << 20  # without Produce a request is small: a Fetch of 10 000 partitions has some 500 KB
 FRAME_BYTES_PER_S = 1 << 20
 IN_FLIGHT_MAX = 16
+LARGE = frozenset((Api.CREATE_TOPICS, Api.DESCRIBE_CONFIGS))  # some 50 settings of each topic
 _PIECE_BYTES = 256 << 10  # what asyncio reads at once
 _LENGTH = struct.Struct(">i")
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close at once
@@ -221,7 +222,11 @@ class Connection:
                 proceed=proceed,
             )
             response = await answer(self._service, header.api_key, received.request, call)
-            pieces = encode(header, response) if response is not None else ()
+            pieces: Sequence[Piece] = ()
+            if header.api_key in LARGE:  # so large a response would delay the other clients
+                pieces = await self._service.call("encode", object(), partial(encode, header, response))
+            elif response is not None:
+                pieces = encode(header, response)
             return pieces, partial(metrics.answered, header.api_name, response)
         header = received.header
         facts = (self.client, header.api_name, header.api_version)

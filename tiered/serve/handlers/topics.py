@@ -55,11 +55,12 @@ async def create_topics(service: Service, request: CreateTopicsRequest, call: Ca
             checked[name] = _checked(topic, known, service.broker_id)
         except Refused as refused:
             found[name] = _not_created(name, refused)
-    create = partial(admin.create_topics, list(checked.values()), validate_only=request.validate_only)
+    create = partial(_create, admin, list(checked.values()), is_dry=request.validate_only)
     for created in await run_changes(service, [create] if checked else [], request.timeout_ms):
-        each_created = [created] * len(checked) if isinstance(created, Exception) else created
-        for name, each in zip(checked, each_created, strict=True):
-            found[name] = _not_created(name, each) if isinstance(each, Exception) else _created(name, each)
+        if isinstance(created, Exception):
+            found |= {name: _not_created(name, created) for name in checked}
+        else:
+            found |= dict(zip(checked, created, strict=True))
     return CreateTopicsResponse(topics=tuple(found[name] for name in wanted))
 
 
@@ -108,6 +109,13 @@ async def create_partitions(service: Service, request: CreatePartitionsRequest, 
         error, message = failure_of(outcome, each.name) if isinstance(outcome, Exception) else (Error.NONE, None)
         found[each.name] = CreatePartitionsTopicResult(name=each.name, error_code=error, error_message=message)
     return CreatePartitionsResponse(results=tuple(found[name] for name in counts))
+
+
+def _create(admin: Admin, topics: Sequence[NewTopic], *, is_dry: bool) -> list[CreatableTopicResult]:
+    found = zip(topics, admin.create_topics(topics, validate_only=is_dry), strict=True)
+    return [
+        _not_created(new.name, each) if isinstance(each, Exception) else _created(new.name, each) for new, each in found
+    ]
 
 
 def _requested_partitions(topics: Sequence[CreatableTopic], admin: Admin) -> int:
@@ -226,7 +234,7 @@ def _to_delete(
 def _created(name: str, topic: CreatedTopic) -> CreatableTopicResult:
     configs = [
         CreatableTopicConfigs(name=each.name, value=each.value, read_only=each.is_read_only, config_source=each.source)
-        for each in sorted(topic.settings, key=lambda each: each.name)
+        for each in topic.settings
     ]
     return CreatableTopicResult(
         name=name,

@@ -25,7 +25,7 @@ from tiered.maintenance.delete_records import HIGH_WATERMARK
 from tiered.manager.manager import LogManager
 from tiered.node.topic_registry import PARTITIONS_MAX, Topic
 from tiered.serve.admin import Change, ConfigEntry, CreatedTopic, LogDir, NewTopic, Operation, Refused, Replica
-from tiered.serve.config_entries import DEFAULT_PARTITIONS, FIXED_OF_TOPICS, node_entries, topic_entries
+from tiered.serve.config_entries import DEFAULT_PARTITIONS, FIXED_OF_TOPICS, TopicEntries, node_entries
 from tiered.serve.messages.base import Error
 from tiered.serve.record_source import uuid_of
 from tiered.topics.topic_creation import AskedTopic
@@ -44,6 +44,7 @@ class NodeAdmin:
         self._changing = threading.Lock()
         self._moving = threading.Lock()
         self._is_closed = False
+        self._entries = TopicEntries(manager.config)
         self._future: tuple[TopicPartition, str, int] | None = None  # the running move: target, bytes copied
 
     def close(self) -> None:
@@ -138,20 +139,20 @@ class NodeAdmin:
         return CreatedTopic(
             topic_id=uuid_of(topic.topic_id),
             partition_count=topic.partition_count,
-            settings=tuple(topic_entries(self._config, topic.name, topic.properties)),
+            settings=self._entries_of(topic.name, topic.properties),
         )
 
     def _planned(self, asked: AskedTopic) -> CreatedTopic:
         return CreatedTopic(
             topic_id=None,
             partition_count=asked.partitions,
-            settings=tuple(topic_entries(self._config, asked.name, asked.properties)),
+            settings=self._entries_of(asked.name, asked.properties),
         )
 
     # -- settings ----------------------------------------------------------------------------------------------------
 
     def topic_configs(self, topic: str) -> Sequence[ConfigEntry]:
-        return topic_entries(self._config, topic, self._topic(topic).properties)
+        return self._entries_of(topic, self._topic(topic).properties)
 
     def broker_configs(self) -> Sequence[ConfigEntry]:
         return node_entries(self._config, self._broker_id)
@@ -280,6 +281,12 @@ class NodeAdmin:
     @property
     def _config(self) -> Config:
         return self._manager.config
+
+    def _entries_of(self, topic: str, own: Mapping[str, str]) -> tuple[ConfigEntry, ...]:
+        entries = self._entries
+        if entries.config is not self._config:  # it was read again
+            entries = self._entries = TopicEntries(self._config)
+        return entries.of(topic, own)
 
     def _topic(self, name: str) -> Topic:
         found = self._manager.partitions.registry.find(name)

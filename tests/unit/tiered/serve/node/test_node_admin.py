@@ -18,7 +18,7 @@ from tiered.config.config import Config
 from tiered.config.properties import PROPERTIES
 from tiered.manager.manager import LogManager
 from tiered.serve.admin import Change, ConfigEntry, ConfigSource, ConfigType, CreatedTopic, NewTopic, Operation, Refused
-from tiered.serve.config_entries import FIXED_OF_TOPICS, node_entries, topic_entries, type_of
+from tiered.serve.config_entries import FIXED_OF_TOPICS, TopicEntries, node_entries, type_of
 from tiered.serve.messages.base import Error
 from tiered.serve.node.node_admin import NodeAdmin
 from tiered.serve.record_source import uuid_of
@@ -352,7 +352,7 @@ def test_a_stopping_node_ends_its_move_and_changes_nothing_more(world: World, mo
 
 
 def entries(config: Config, own: dict[str, str]) -> dict[str, ConfigEntry]:
-    return {each.name: each for each in topic_entries(config, "t", own)}
+    return {each.name: each for each in TopicEntries(config).of("t", own)}
 
 
 def test_settings_name_all_their_values_in_the_order_of_precedence(tmp_path) -> None:
@@ -373,6 +373,23 @@ def test_settings_name_all_their_values_in_the_order_of_precedence(tmp_path) -> 
     assert set(found) == {row.name for row in PROPERTIES.values() if row.is_per_topic} | set(FIXED_OF_TOPICS)
     assert all(each.documentation for each in found.values())
     assert {each.name for each in found.values() if each.is_read_only} == set(FIXED_OF_TOPICS)
+
+
+def test_topics_share_entries_only_where_the_same_globs_match_and_until_the_configuration_is_read_again(
+    tmp_path, world: World
+) -> None:
+    file = tmp_path / "tiered.toml"
+    file.write_text('[topics."a*"]\n"retention.ms" = "2d"\n[topics."*b"]\n"retention.ms" = "3d"\n')
+    shared = TopicEntries(Config.load(str(file), {}, {}))
+    days = {"x": 7, "a": 2, "b": 3, "ab": 3, "ac": 2}
+    for name in (*days, *days):
+        found = {each.name: each.value for each in shared.of(name, {"segment.ms": "5"})}
+        assert (found["retention.ms"], found["segment.ms"]) == (str(days[name] * 86_400_000), "5"), name
+    with world.open() as manager:
+        admin = admin_of(manager)
+        create(admin, "t")
+        manager.topics.reload(replace(manager.config, defaults={"retention.ms": "9"}), now_ms=NOW)
+        assert {each.name: each.value for each in admin.topic_configs("t")}["retention.ms"] == "9"
 
 
 @pytest.mark.parametrize(
