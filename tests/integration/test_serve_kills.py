@@ -11,19 +11,17 @@ import gc
 import random
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import aiokafka
 import confluent_kafka
 import pytest
 from run_profile import KILLS
+from running_node import running
 
 from local.names import TopicPartition
 from tiered.config.config import Config
@@ -165,24 +163,6 @@ def closed_sockets() -> Iterator[None]:
 
 def open_sockets() -> list[socket.socket]:
     return [each for each in gc.get_objects() if isinstance(each, socket.socket) and each.fileno() >= 0]
-
-
-@contextmanager
-def running(home: Path, port: int) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    words = ["-m", "tiered", "-C", str(home), "run", "--interval", "100ms", "--kafka", f"127.0.0.1:{port}"]
-    process = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        lines = iter(process.stderr.readline, "")
-        line = next(each for each in lines if "serving Kafka clients at" in each)
-        drain = threading.Thread(target=lambda: [None for _ in lines], daemon=True)
-        drain.start()
-        yield process, int(line.rsplit(":", 1)[1])
-    finally:
-        process.kill()
-        process.wait()
-        drain.join(LIMIT_S)
-        process.stderr.close()
 
 
 @pytest.mark.usefixtures("closed_sockets")

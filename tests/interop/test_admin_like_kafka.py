@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from uuid import UUID
 import pytest
 from kafka_artifacts import Kafka
 from kafka_broker import KafkaBroker
-from kafka_requests import KafkaRequests
+from kafka_requests import KafkaSocket
 
 from tiered.config.config import Config
 from tiered.manager.manager import LogManager
@@ -231,7 +232,7 @@ def _now_ms() -> int:
 
 
 def test_a_node_answers_a_script_of_calls_as_a_broker(broker: Place, node: Place) -> None:
-    with KafkaRequests(broker.address) as theirs, KafkaRequests(node.address) as ours:
+    with closing(KafkaSocket(broker.address)) as theirs, closing(KafkaSocket(node.address)) as ours:
         for step, (api, request) in SCRIPT.items():
             real, found = (each.ask(api, _NEWEST[api], request) for each in (theirs, ours))
             _assert_explained(found, step)
@@ -242,7 +243,7 @@ def test_a_node_answers_a_script_of_calls_as_a_broker(broker: Place, node: Place
 
 def test_a_partition_moves_to_the_other_directory(broker: Place, node: Place) -> None:
     for place in (broker, node):
-        with KafkaRequests(place.address) as client:
+        with closing(KafkaSocket(place.address)) as client:
             client.ask(Api.CREATE_TOPICS, 7, _create(_topic("moving")).request)
             source = _directory(client, "moving")
             target = place.second if source == str(place.first) else place.first
@@ -255,7 +256,7 @@ def test_a_partition_moves_to_the_other_directory(broker: Place, node: Place) ->
                 time.sleep(0.05)
 
 
-def _directory(client: KafkaRequests, topic: str) -> str | None:
+def _directory(client: KafkaSocket, topic: str) -> str | None:
     """The directory that holds partition 0, without the copy of a move."""
     found = client.ask(Api.DESCRIBE_LOG_DIRS, 4, {"topics": [{"topic": topic, "partitions": [0]}]})
     for each in found["results"]:
