@@ -16,7 +16,7 @@ import pytest
 from real_daemon import FOR_EVER, LIMIT_S, PLAIN_ENCODING, Daemon, Node, wait_for
 
 from local.names import TopicPartition
-from tiered.serve.unix_socket import FILE
+from tiered.serve.commands.unix_socket import FILE
 
 pytestmark = pytest.mark.server
 T = TopicPartition("t", 0)

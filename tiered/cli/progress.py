@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, TextIO
 
 from tiered.config.units import format_bytes
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.progress import ProgressColumn, TaskID
 
     from local.names import TopicPartition
-    from tiered.cli.session import Session, Stop
+    from tiered.cli.session import Session
     from tiered.manager.manager import LogManager
     from tiered.partition.partition_table import LoadProgress, OnProgress
 
@@ -289,34 +289,6 @@ def byte_progress(session: Session, verb: str, size_bytes: int, *, bar_least_byt
             yield _summed(lambda done: bars.report(verb, done, size_bytes))
     else:
         yield lambda done_bytes: None
-
-
-class CommandWork(ExitStack):
-    """Where the operations of a command report to (`tiered.serve.operation_jobs.Work`). Bytes are shown as `verb`."""
-
-    def __init__(self, session: Session, verb: str, now_ms: Callable[[], int], stop: Stop | None) -> None:
-        super().__init__()
-        self._session, self._verb, self._stop = session, verb, stop
-        self.now_ms, self.say = now_ms, session.say
-        self._advance: Advance = session.progress.advance
-
-    def expect(self, count: int, unit: str = "bytes") -> None:
-        if unit == "bytes":
-            self._advance = self.enter_context(byte_progress(self._session, self._verb, count))
-        else:
-            self._session.progress.expect(count, unit)
-
-    def advance(self, count: int = 1) -> None:
-        self._advance(count)
-
-    def should_stop(self) -> bool:
-        return self._stop is not None and self._stop.is_set
-
-    def pause(self, seconds: float) -> None:
-        if self._stop is not None:
-            self._stop.wait(seconds)
-        else:
-            time.sleep(seconds)
 
 
 def byte_lines(say: Callable[[str], None], verb: str, size_bytes: int, clock: Clock = time.monotonic) -> Advance:

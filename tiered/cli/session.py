@@ -27,7 +27,7 @@ import click
 
 from local.errors import Conflict, ErrorCode, InvalidRequest, LogError, NotFound
 from tiered.cli.errors import HINTS, Exit, Terminated, unread_code
-from tiered.cli.progress import CommandWork, Progress, load_progress
+from tiered.cli.progress import Progress, byte_progress, load_progress
 from tiered.config.units import counted
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from tiered.manager.manager import LogManager
     from tiered.node.topic_registry import TopicRegistry
     from tiered.partition.partition_table import LoadProgress
+    from tiered.serve.commands.unix_socket import NodeSocket
     from tiered.serve.node.command_node import Node
-    from tiered.serve.unix_socket import NodeSocket
     from tiered.service.observations import Observations
 
 
@@ -187,10 +187,11 @@ class Session:
 
         `stop` ends an operation; `verb` names its work in the progress; the others are of the manager.
         """
-        from tiered.serve.node.command_node import opened
+        from tiered.serve.node.command_node import CommandWork, opened
 
         self.set_up_logging()
-        with CommandWork(self, verb, now_ms, stop) as work:
+        show_bytes = partial(byte_progress, self, verb)
+        with CommandWork(self.progress, show_bytes, self.say, now_ms, stop) as work:
             open_manager = partial(self.manager, overrides=overrides, is_hasty=is_hasty)
             with opened(self.config().data_dirs, open_manager, work, overrides=self.overrides) as node:
                 yield node

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from local.errors import InvalidRequest
+from tiered.serve.commands.operation_jobs import Jobs
 from tiered.serve.handlers.service import Endpoint, Service
-from tiered.serve.operation_jobs import Jobs
 from tiered.serve.peers import Peers, answers
 from tiered.serve.server import KafkaServer
 

@@ -1,7 +1,7 @@
 """The listeners of the Kafka endpoint: an event loop in its own thread, from `start` to `close`.
 
-A node also listens on its Unix socket (`tiered.serve.unix_socket`), for processes of its own user and of root. There
-the same handlers answer, and the operations of `tiered.serve.operation_jobs` besides.
+A node also listens on its Unix socket (`tiered.serve.commands.unix_socket`), for processes of its own user and of root.
+There the same handlers answer, and the operations of `tiered.serve.commands.operation_jobs` besides.
 
 `close` accepts no new connection, cancels the requests at work and closes all connections. It always returns: a read
 that hangs stays in a daemon thread.
@@ -19,10 +19,10 @@ from dataclasses import replace
 from functools import partial
 
 from local.errors import InvalidRequest
+from tiered.serve.commands.operation_jobs import Jobs
+from tiered.serve.commands.unix_socket import is_admitted, peer_user
 from tiered.serve.connection import Connection, Limits
 from tiered.serve.handlers.service import Endpoint, Service
-from tiered.serve.operation_jobs import Jobs
-from tiered.serve.unix_socket import is_admitted, peer_user
 
 BACKLOG = 128
 END_S = 5.0  # limit for the end of the thread

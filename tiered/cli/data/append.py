@@ -89,8 +89,8 @@ def append(
     When the command ends, the records are on the disk, and with --acks remote in the bucket. An invalid line or a
     signal ends the command; earlier records stay and are counted.
     """
+    from tiered.serve.commands.operation_jobs import errors_of
     from tiered.serve.node.appending import AppendedRecords, RemoteAppend, begin_append
-    from tiered.serve.operation_jobs import errors_of
 
     topic, partition = parse_partition(target)
     read = form.reader(partition)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from remote.manifest.manifest_memory_cache import ManifestMemoryCache
     from tiered.manager.manager import LogManager
     from tiered.observe.metrics import Metrics
-    from tiered.serve.unix_socket import NodeSocket
+    from tiered.serve.commands.unix_socket import NodeSocket
     from tiered.service.observations import Observations
     from tiered.service.worker import ServiceManager, Worker
     from tiered.web.http.server import Gate, Pages
@@ -123,7 +123,7 @@ def run(
 def _started(
     session: Session, stack: ExitStack, seen: Observations, interval: str | None, *, is_once: bool, takes_over: bool
 ) -> tuple[Worker, NodeSocket]:
-    from tiered.serve.unix_socket import NodeSocket
+    from tiered.serve.commands.unix_socket import NodeSocket
     from tiered.service.worker import Worker
     from tiered.stores.configured_store import store_clock_of
 

@@ -18,9 +18,9 @@ from tiered.cli.session import Session, now_ms, stop_signals, store_options
 if TYPE_CHECKING:
     from tiered.manager.manager import LogManager
     from tiered.read.bucket_reader import RemoteLog
+    from tiered.serve.commands.unix_socket import NodeSocket
     from tiered.serve.endpoint_metrics import EndpointMetrics
     from tiered.serve.handlers.service import Service
-    from tiered.serve.unix_socket import NodeSocket
     from tiered.serve.workers import Supervisor, Worker
 
 _LOOPBACK = "127.0.0.1"

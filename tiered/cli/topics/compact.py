@@ -153,8 +153,8 @@ def _estimate(session: Session, job: JobCommand, topic: str) -> int:
 
 
 def _clean(session: Session, job: JobCommand, topic: str, roll: bool) -> int:
+    from tiered.serve.commands.operation_jobs import errors_of
     from tiered.serve.node.operations import compact
-    from tiered.serve.operation_jobs import errors_of
 
     with job.stoppable(), session.node(job.stop) as node:
         done = node.run(compact, topic=topic, roll=roll)

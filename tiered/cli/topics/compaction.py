@@ -261,8 +261,8 @@ def build(
     transaction.
     """
     from tiered.jobs.view_jobs import plan_views
+    from tiered.serve.commands.operation_jobs import errors_of
     from tiered.serve.node.operations import build_view
-    from tiered.serve.operation_jobs import errors_of
 
     if dry_run:
         with session.manager(read_only=True) as manager:

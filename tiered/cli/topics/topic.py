@@ -111,8 +111,8 @@ def create(
         for new in planned:
             show_new(session, new, output)
         return
+    from tiered.serve.commands.operation_jobs import error_of
     from tiered.serve.node.operations import create_topics
-    from tiered.serve.operation_jobs import error_of
     from tiered.topics.topic_creation import AskedTopic
 
     requested = [AskedTopic(name=name, partitions=partitions, properties=settings) for name in names]

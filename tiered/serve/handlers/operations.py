@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from local.errors import InvalidRequest, LogError
+from tiered.serve.commands.operation_jobs import failure_of
 from tiered.serve.handlers.service import Call, Service
 from tiered.serve.messages.operations import (
     DECODE_AWAIT,
@@ -17,7 +18,6 @@ from tiered.serve.messages.operations import (
     OperationResponse,
     State,
 )
-from tiered.serve.operation_jobs import failure_of
 
 WAIT_S_MAX = 30.0
 M = TypeVar("M")

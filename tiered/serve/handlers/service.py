@@ -16,10 +16,10 @@ from local.errors import Corrupt, Fenced, InvalidRequest, LogError, NotFound, Of
 from local.names import TopicPartition
 from tiered.serve.admin import Admin, Configs
 from tiered.serve.byte_budget import ByteBudget
+from tiered.serve.commands.operation_jobs import Jobs
 from tiered.serve.endpoint_metrics import EndpointMetrics
 from tiered.serve.handlers.fetch_sessions import FetchSessions
 from tiered.serve.messages.base import Api, Error, OwnApi, Versions
-from tiered.serve.operation_jobs import Jobs
 from tiered.serve.peers import Endpoint as Endpoint
 from tiered.serve.peers import Peers
 from tiered.serve.protocol import OWN, SERVED

@@ -32,8 +32,8 @@ from tiered.manager.manager import LogManager, Partitioner
 from tiered.manager.remote_acks import MARKS_FILE, AppendMarks, Share, check_remote_acks
 from tiered.node.problems import store_problems
 from tiered.node.topic_registry import Topic
+from tiered.serve.commands.operation_jobs import Problem, Work, error_of, failure_of, problems_of
 from tiered.serve.messages.operations import Failure
-from tiered.serve.operation_jobs import Problem, Work, error_of, failure_of, problems_of
 
 if TYPE_CHECKING:
     from tiered.serve.node.command_node import Node

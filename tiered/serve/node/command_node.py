@@ -17,23 +17,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
 from local.errors import Conflict, ErrorCode, LogError, Unavailable
+from tiered.serve.commands.operation_jobs import Work, error_of
+from tiered.serve.commands.unix_socket import connect
 from tiered.serve.messages.base import OwnApi
 from tiered.serve.messages.operations import DECODE_STATE, Await, OperationRequest, OperationResponse, Start, State
-from tiered.serve.operation_jobs import Work, error_of
-from tiered.serve.unix_socket import connect
 
 if TYPE_CHECKING:
     from local.format.record import Record
     from local.log import AppendResult
     from local.names import TopicPartition
     from tiered.manager.manager import LogManager
-    from tiered.serve.client import Client
+    from tiered.serve.commands.client import Client
     from tiered.serve.node.appending import AppendTarget
 
 CONNECT_S = 10.0
@@ -70,6 +70,56 @@ class Node(Protocol):
 
     def flush(self, names: Sequence[TopicPartition]) -> dict[TopicPartition, LogError]:
         """Make appended records durable. Returns the errors of partitions whose records may be lost."""
+
+
+class Progress(Protocol):
+    def expect(self, count: int, unit: str = "bytes") -> None: ...
+
+    def advance(self, count: int = 1) -> None: ...
+
+
+class Stop(Protocol):
+    """A signal to the command."""
+
+    @property
+    def is_set(self) -> bool: ...
+
+    def wait(self, timeout_s: float) -> object: ...
+
+
+class CommandWork(ExitStack):
+    """The `Work` of a command: reports to its progress, and ends at a signal. Shown bytes end with the block."""
+
+    def __init__(
+        self,
+        progress: Progress,
+        show_bytes: Callable[[int], AbstractContextManager[Callable[[int], None]]],
+        say: Callable[[str], None],
+        now_ms: Callable[[], int],
+        stop: Stop | None,
+    ) -> None:
+        super().__init__()
+        self._progress, self._show_bytes, self._stop = progress, show_bytes, stop
+        self.say, self.now_ms = say, now_ms
+        self._advance: Callable[[int], None] = progress.advance
+
+    def expect(self, count: int, unit: str = "bytes") -> None:
+        if unit == "bytes":
+            self._advance = self.enter_context(self._show_bytes(count))
+        else:
+            self._progress.expect(count, unit)
+
+    def advance(self, count: int = 1) -> None:
+        self._advance(count)
+
+    def should_stop(self) -> bool:
+        return self._stop is not None and self._stop.is_set
+
+    def pause(self, seconds: float) -> None:
+        if self._stop is not None:
+            self._stop.wait(seconds)
+        else:
+            time.sleep(seconds)
 
 
 class LocalNode:
@@ -162,7 +212,7 @@ class RunningNode:
         return {}
 
     def _ask(self, api: OwnApi, body: Start | Await) -> State:
-        from tiered.serve.client import NoResponse
+        from tiered.serve.commands.client import NoResponse
 
         try:
             response: OperationResponse = self.client.call(api, OperationRequest(body=msgspec.json.encode(body)))
@@ -218,7 +268,7 @@ def find_node(directories: Sequence[str], say: Callable[[str], None]) -> Client 
             found = (connection for each in directories if (connection := connect(each, CONNECT_S)) is not None)
             if (connection := next(found, None)) is None:
                 return None
-            from tiered.serve.client import Client, NoResponse  # a slow import, which a node alone needs
+            from tiered.serve.commands.client import Client, NoResponse  # a slow import, which a node alone needs
 
             remaining_s = until_s - time.monotonic()
             try:

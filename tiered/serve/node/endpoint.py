@@ -8,6 +8,8 @@ from functools import partial
 
 from local.errors import InvalidRequest
 from tiered.manager.manager import LogManager
+from tiered.serve.commands.operation_jobs import Jobs
+from tiered.serve.commands.unix_socket import NodeSocket
 from tiered.serve.endpoint import parse_endpoint, serving
 from tiered.serve.endpoint_metrics import EndpointMetrics
 from tiered.serve.handlers.service import Service
@@ -15,11 +17,9 @@ from tiered.serve.node.node_admin import NodeAdmin
 from tiered.serve.node.node_sink import NodeSink
 from tiered.serve.node.node_source import NodeSource
 from tiered.serve.node.operations import run_operation
-from tiered.serve.operation_jobs import Jobs
 from tiered.serve.server import KafkaServer
 from tiered.serve.transactions.coordinator import TransactionCoordinator
 from tiered.serve.transactions.transaction_log import TopicTransactionLog
-from tiered.serve.unix_socket import NodeSocket
 
 JOBS_END_S = 10.0  # as for uploads
 

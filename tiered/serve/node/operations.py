@@ -22,9 +22,9 @@ from tiered.jobs.view_jobs import ViewStatus, build_views, drop_views, plan_view
 from tiered.maintenance.delete_records import plan_deletion
 from tiered.manager.manager import LogManager
 from tiered.node.topic_registry import Topic
+from tiered.serve.commands.operation_jobs import Problem, Work, failure_of, problems_of
 from tiered.serve.messages.operations import Failure
 from tiered.serve.node.appending import await_bucket, begin_append, find_append
-from tiered.serve.operation_jobs import Problem, Work, failure_of, problems_of
 from tiered.topics.topic_creation import AskedTopic
 
 COMPACT = "cleanup.policy"

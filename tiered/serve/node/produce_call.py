@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from local.errors import Corrupt, DiskFailed, Fenced, InvalidRequest, LogError, NotFound, Unavailable
 from local.format.batch_header import read_header
 from local.names import TopicPartition
-from tiered.serve.client import Client, NoResponse
+from tiered.serve.commands.client import Client, NoResponse
 from tiered.serve.messages.base import Api, Error
 from tiered.serve.messages.produce import (
     PartitionProduceData,

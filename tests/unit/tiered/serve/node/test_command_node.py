@@ -17,13 +17,13 @@ from tiered.cli.main import invoke
 from tiered.cli.session import Session, now_ms
 from tiered.manager import remote_acks
 from tiered.manager.manager import LogManager
-from tiered.serve import unix_socket
+from tiered.serve.commands import unix_socket
+from tiered.serve.commands.operation_jobs import Work
+from tiered.serve.commands.unix_socket import FILE, NodeSocket, connect
 from tiered.serve.node import command_node, operations
 from tiered.serve.node.command_node import RunningNode, find_node
 from tiered.serve.node.endpoint import serving_node
 from tiered.serve.node.operations import CompactedTopic
-from tiered.serve.operation_jobs import Work
-from tiered.serve.unix_socket import FILE, NodeSocket, connect
 
 SETUP = (
     "topic create plain",

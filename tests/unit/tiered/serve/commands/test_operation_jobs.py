@@ -21,9 +21,18 @@ from local.errors import (
     Unavailable,
 )
 from local.names import TopicPartition
-from tiered.serve import operation_jobs
+from tiered.serve.commands import operation_jobs
+from tiered.serve.commands.operation_jobs import (
+    JOBS_MAX,
+    MESSAGES_MAX,
+    SILENCE_S,
+    Job,
+    Jobs,
+    Work,
+    error_of,
+    failure_of,
+)
 from tiered.serve.messages.operations import DECODE_STATE, Failure, State
-from tiered.serve.operation_jobs import JOBS_MAX, MESSAGES_MAX, SILENCE_S, Job, Jobs, Work, error_of, failure_of
 
 LIMIT_S = 60.0
 

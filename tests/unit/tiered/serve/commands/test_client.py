@@ -12,7 +12,7 @@ import pytest
 from fake_source import FakeSource
 
 from local.errors import InvalidRequest
-from tiered.serve.client import Client, NoResponse
+from tiered.serve.commands.client import Client, NoResponse
 from tiered.serve.handlers.service import Service
 from tiered.serve.messages.base import Api, Error, OwnApi
 from tiered.serve.messages.cluster import MetadataRequest, MetadataRequestTopic
