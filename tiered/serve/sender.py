@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -43,13 +44,26 @@ class Sender:
         self._writer, self._pool, self._send_s = writer, pool, send_s
         self._transport, self._socket = writer.transport, writer.get_extra_info("socket")
         self._is_plain = writer.get_extra_info("ssl_object") is None
+        is_tcp = self._socket is not None and self._socket.family in (socket.AF_INET, socket.AF_INET6)
+        self._can_cork, self._is_held = self._is_plain and is_tcp and hasattr(socket, "TCP_CORK"), False
         self._deadline_s = 0.0
         self._slice_end = self._burst_end = 0  # in `sent_bytes`
         self._transport.set_write_buffer_limits(high=SLICE_BYTES)
 
     async def send(self, pieces: Iterable[Piece]) -> None:
         """Return when the kernel has all bytes. Raises ConnectionError, TimeoutError, and Corrupt for a cut file."""
+        if self._transport.is_closing():
+            raise ConnectionResetError("the connection is closed")
         self._start_slice()
+        pieces = list(pieces)
+        self._hold_back(is_held=any(isinstance(each, FileRange) for each in pieces))
+        try:
+            await self._send_all(pieces)
+        finally:
+            if not self._transport.is_closing():
+                self._hold_back(is_held=False)
+
+    async def _send_all(self, pieces: Sequence[Piece]) -> None:
         for is_file, group in itertools.groupby(pieces, lambda piece: isinstance(piece, FileRange)):
             if is_file:
                 for each in group:
@@ -60,6 +74,12 @@ class Sender:
             else:
                 for each in group:
                     await self._send_encrypted(memoryview(each))  # type: ignore[arg-type]  # no range is in the group
+
+    def _hold_back(self, *, is_held: bool) -> None:
+        """Whether the kernel sends only full packets. Without it the head of a response wakes its client too early."""
+        if self._can_cork and is_held != self._is_held:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, is_held)
+            self._is_held = is_held
 
     async def _send_buffers(self, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
         parts = deque(
