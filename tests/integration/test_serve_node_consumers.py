@@ -161,6 +161,89 @@ def test_clients_race_with_appends_cleaning_copies_and_drops(manager: LogManager
 
 
 @pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("settings", [TIERED, LOCAL], ids=["tiered", "local"])
+def test_clients_race_with_retention_and_deletions(
+    manager: LogManager, client: Client, settings: dict[str, str]
+) -> None:
+    """A consumer that is overtaken continues at the log start offset, and sees each record at most once, in order."""
+    limits = {"retention.ms": "-1", "retention.bytes": "4000"}
+    manager.topics.create("t", 1, {**settings, **limits}, now_ms=NOW)
+    sent: list[Record] = []
+    have_ended = threading.Event()
+
+    def append() -> None:
+        for at in range(60):
+            sent.extend(send(manager, 20, start=at * 20))
+            if at % 10 == 9:
+                start, end = manager.reader().offsets(NAME)
+                manager.maintenance.delete_records({NAME: (start + 3 * end) // 4}, now_ms=NOW)
+
+    def maintain() -> None:
+        at = 0
+        while not have_ended.is_set():
+            at += 1
+            manager.tick(NOW + at * HOUR)
+
+    with (
+        serving_node(manager) as (address, _),
+        closing(client(address, NAME, auto_offset_reset="earliest")) as consumer,
+    ):
+        consumer.seek(0)
+        threads = [threading.Thread(target=append), threading.Thread(target=maintain)]
+        for each in threads:
+            each.start()
+        try:
+            found = [each[:3] for each in consumer.read_to(60 * 20)]
+        finally:
+            threads[0].join()
+            have_ended.set()
+            threads[1].join()
+    assert manager.problems == {}
+    offsets = [offset for offset, _, _ in found]
+    assert offsets == sorted(set(offsets))
+    assert found == [(offset, sent[offset].key, sent[offset].value) for offset in offsets]
+    start, end = manager.reader().offsets(NAME)
+    assert 0 < start <= offsets[-1] == end - 1
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_committed_readers_race_with_transactions(manager: LogManager, client: Client) -> None:
+    manager.topics.create("t", 1, TIERED, now_ms=NOW)
+    log = log_of(manager, "t")
+    committed: list[bytes | None] = []
+    have_ended = threading.Event()
+
+    def append() -> None:
+        for at in range(120):
+            values = [b"%d of %d" % (number, at) for number in range(5)]
+            producer = Producer(producer_id=at % 4, producer_epoch=0, base_sequence=at // 4 * 5, is_transactional=True)
+            log.append([Record(b"k", each, NOW) for each in values], now_ms=NOW, producer=producer)
+            is_committed = at % 3 != 1
+            committed.extend(values if is_committed else [])
+            log.append_marker(at % 4, 0, commit=is_committed, now_ms=NOW)
+
+    def maintain() -> None:
+        at = 0
+        while not have_ended.is_set():
+            at += 1
+            manager.tick(NOW + at * HOUR)
+
+    with serving_node(manager) as (address, _), closing(client(address, NAME, Isolation.READ_COMMITTED)) as consumer:
+        consumer.seek(0)
+        threads = [threading.Thread(target=append), threading.Thread(target=maintain)]
+        for each in threads:
+            each.start()
+        try:
+            found = consumer.read_to(120 * 6)
+        finally:
+            threads[0].join()
+            have_ended.set()
+            threads[1].join()
+    assert manager.problems == {}
+    assert [value for _, _, value, _, _ in found] == committed
+
+
+@pytest.mark.parametrize("client", CLIENTS)
 def test_a_read_at_an_offset_that_compaction_removed_returns_the_next_record(
     manager: LogManager, client: Client
 ) -> None:

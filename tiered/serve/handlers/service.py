@@ -19,6 +19,7 @@ from tiered.serve.byte_budget import ByteBudget
 from tiered.serve.commands.operation_jobs import Jobs
 from tiered.serve.endpoint_metrics import EndpointMetrics
 from tiered.serve.handlers.fetch_sessions import FetchSessions
+from tiered.serve.handlers.repeated_errors import RepeatedErrors
 from tiered.serve.messages.base import Api, Error, OwnApi, Versions
 from tiered.serve.peers import Endpoint as Endpoint
 from tiered.serve.peers import Peers
@@ -97,6 +98,7 @@ PART_OF: Mapping[int, str] = MappingProxyType(
     | dict.fromkeys(OwnApi, "operations")
 )
 _log = logging.getLogger(__name__)
+_errors = RepeatedErrors(_log)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,10 +248,10 @@ def error_of(error: BaseException, where: object) -> Error:
         case Fenced():
             return Error.NOT_LEADER_OR_FOLLOWER  # another node took the partition over
         case Corrupt():
-            _log.error("cannot serve a partition: partition=%s error=%s", where, error)
+            _errors.fail(where, error)
             return Error.CORRUPT_MESSAGE
         case LogError():
-            _log.warning("cannot serve a partition: partition=%s error=%s", where, error)
+            _errors.warn(where, error)
             return Error.KAFKA_STORAGE_ERROR  # clients try again
         case Exception():
             _log.error("cannot serve a partition: partition=%s", where, exc_info=error)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
+from broken_disk import BrokenDisk
 from manager_world import HOUR, NAME, NOW, TIERED, SwitchableStore, World, send, settle
 from served_bucket import TOPICS, fill, log_of
 
 from local import kernels
-from local.errors import Diverged, Fenced, NotFound, OffsetOutOfRange, Unavailable
+from local.errors import DiskFailed, Diverged, Fenced, NotFound, OffsetOutOfRange, Unavailable
 from local.format.record import Record
 from local.log import Log
 from local.log.producer_state import Producer
 from local.names import TopicPartition
 from local.records.isolation import Isolation
 from local.records.offset_spec import FoundOffset
+from tiered.config.config import Config
 from tiered.manager.manager import LogManager
 from tiered.serve.node import node_source
 from tiered.serve.node.node_source import NodeSource
@@ -327,6 +330,33 @@ def test_a_fenced_partition_has_no_leader_here_and_others_are_served() -> None:
         assert isinstance(leader.error, Fenced)
         assert not leader.is_offline
         assert source.read(TopicPartition("local", 0), 0, isolation=UNCOMMITTED, bytes_max=1).runs
+
+
+def test_a_partition_on_an_offline_disk_has_no_leader_and_others_are_served() -> None:
+    disk = BrokenDisk()
+    config = replace(Config.load(None, {}, {}, local_dir="data"), data_dir="./a", more_data_dirs=("./b",))
+    with LogManager.open(config, now_ms=NOW, storage=disk) as manager:
+        manager.topics.create("t", 4, LOCAL, now_ms=NOW)
+        for name in (TopicPartition("t", number) for number in range(4)):
+            manager.append("t", [Record(b"k", b"v", NOW)] * 5, name.partition, now_ms=NOW)
+        source = NodeSource(manager)
+        lost, healthy = (manager.directories.partitions_of(root) for root in ("./a", "./b"))
+        disk.broken["./a"] = "eio"
+        with pytest.raises(DiskFailed):
+            manager.append("t", [Record(b"k", b"v", NOW)], lost[0].partition, now_ms=NOW)
+        leaders = source.leaders(source.topics()["t"])
+        for name in lost:
+            with pytest.raises(DiskFailed):
+                source.read(name, 0, isolation=UNCOMMITTED, bytes_max=1)
+            assert source.read_now(name, 0, isolation=UNCOMMITTED, bytes_max=1) is None
+            assert leaders[name.partition].is_offline
+            assert isinstance(leaders[name.partition].error, DiskFailed)
+        for name in healthy:
+            assert source.read(name, 0, isolation=UNCOMMITTED, bytes_max=1).runs
+            assert leaders[name.partition] == Leader(epoch=0)
+        with source.watch([*lost, *healthy], lambda name: None):
+            pass
+        del disk.broken["./a"]
 
 
 def test_a_diverged_partition_raises_its_error(manager: LogManager) -> None:
