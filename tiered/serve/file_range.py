@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 FILES_MAX = 256  # descriptors of one source: most are of segments that several consumers read
-PROBE_BYTES = 128 << 10  # the kernel's read-ahead: if the first byte of as many is in the page cache, the rest is too
 
 
 class OpenFile:
@@ -66,10 +65,10 @@ class FileRange:
         return memoryview(data).toreadonly() if count == self.nbytes else None
 
     def is_cached(self) -> bool:
-        """Whether a read needs no disk, by the page cache's answer for one byte in PROBE_BYTES."""
+        """Whether a read most likely needs no disk: the page cache has the first and the last byte."""
         byte = bytearray(1)
         try:
-            for at in range(self.position, self.position + self.nbytes, PROBE_BYTES):
+            for at in (self.position, self.position + self.nbytes - 1):
                 os.preadv(self.file.fd, [byte], at, os.RWF_NOWAIT)
         except OSError as error:
             # A file system without this question has no answer: its reads are taken for fast ones.

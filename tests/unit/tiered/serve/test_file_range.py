@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tiered.serve.file_range import PROBE_BYTES, FileRange, OpenFile, OpenFiles
+from tiered.serve.file_range import FileRange, OpenFile, OpenFiles
 
 
 def opened(path: Path) -> int:
@@ -62,7 +62,7 @@ def test_an_error_of_the_opening_is_raised_and_takes_no_place(tmp_path: Path) ->
 def test_only_an_uncached_byte_makes_a_range_uncached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"x")
-    whole, probed = FileRange(OpenFile(opened(path)), 7, 3 * PROBE_BYTES), list[int]()
+    whole, probed = FileRange(OpenFile(opened(path)), 7, 1000), list[int]()
     errors: dict[int, OSError] = {}
 
     def probe(fd: int, buffers: object, at: int, flags: int) -> int:
@@ -73,8 +73,8 @@ def test_only_an_uncached_byte_makes_a_range_uncached(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(os, "preadv", probe)
     assert whole.is_cached()
-    assert probed == [7, 7 + PROBE_BYTES, 7 + 2 * PROBE_BYTES]
-    errors[7 + PROBE_BYTES] = BlockingIOError(11, "not cached")
+    assert probed == [7, 1006]
+    errors[1006] = BlockingIOError(11, "not cached")
     assert not whole.is_cached()
-    errors[7 + PROBE_BYTES] = OSError(95, "not supported")
+    errors[1006] = OSError(95, "not supported")
     assert whole.is_cached()
