@@ -19,6 +19,7 @@ from local.format.record import StoredRecord
 from local.names import TopicPartition
 from tiered.config.config import Config
 from tiered.manager.manager import LogManager
+from tiered.read.bucket_reader import open_remote
 from tiered.serve.node.endpoint import serving_node
 
 with warnings.catch_warnings():
@@ -191,3 +192,23 @@ def test_refused_records_are_errors_of_the_client(tmp_path: Path) -> None:
         finally:
             producer.close()
         assert [each.value for each in stored(manager)] == [b"v"]
+
+
+def test_a_client_waits_until_the_bucket_holds_its_records(tmp_path: Path) -> None:
+    settings = {
+        "remote.storage.enable": "true",
+        "append.acks": "remote",
+        "remote.copy.lag.ms": "1h",
+        "local.retention.ms": "-1",
+    }
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "tiered.toml").write_text(f'[local]\ndir = "data"\n[remote]\nurl = "file://{tmp_path}/bucket"\n')
+    config = Config.load(str(tmp_path / "tiered.toml"), {}, {})
+    sent = records()
+    with LogManager.open(config, now_ms=now_ms()) as manager:
+        manager.topics.create("t", 1, {**settings, "retention.ms": "-1"}, now_ms=now_ms())
+        with serving_node(manager, "127.0.0.1", 0, now_ms=now_ms) as server:
+            by_aiokafka("{}:{}".format(*server.address), sent, "zstd", -1, is_idempotent=True)
+        with open_remote(f"file://{tmp_path}/bucket") as bucket:
+            found = [(each.key, each.value) for each in bucket.reader().records(TopicPartition("t", 0), 0)]
+    assert found == [each[:2] for each in sent]

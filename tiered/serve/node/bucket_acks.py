@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from local.errors import LogError, Unavailable
 from local.names import TopicPartition
-from tiered.manager.manager import LogManager
+from tiered.manager.manager import DRAIN_S, LogManager
 from tiered.manager.remote_acks import PAUSE_S, TIMEOUT_MS, held_upto, wait_for_bucket
 from tiered.partition.partition import Partition
 from tiered.serve.messages.base import Error
@@ -79,12 +79,12 @@ class BucketAcks:
                 self._thread.start()
 
     def close(self) -> None:
-        """End the thread after its running attempt. Waiting appends are not acknowledged."""
+        """End the thread; its running attempt has DRAIN_S to end. Waiting appends are not acknowledged."""
         self._is_closed.set()
         with self._changed:
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(DRAIN_S)
 
     def _work(self) -> None:
         while not self._is_closed.is_set():

@@ -105,9 +105,8 @@ class NodeSink:
         return held
 
     def _highest_producer_id(self) -> int:
-        return max(
-            (each.log.producers()[-1].producer_id for each in self._table.all() if each.log.producers()), default=-1
-        )
+        known = (each.log.producers() for each in self._table.all())  # by producer id
+        return max((each[-1].producer_id for each in known if each), default=-1)
 
 
 def _appended(log: Log, result: AppendResult, now_ms: int, time_ms: int) -> Appended:
