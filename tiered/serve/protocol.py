@@ -32,6 +32,8 @@ from tiered.serve.messages import (
     cluster,
     configs,
     fetch,
+    group_offsets,
+    groups,
     log_dirs,
     offsets,
     operations,
@@ -54,6 +56,8 @@ SERVED: Mapping[int, Versions] = MappingProxyType(
         **log_dirs.APIS,
         **reassignments.APIS,
         **transactions.APIS,
+        **groups.APIS,
+        **group_offsets.APIS,
     }
 )
 OWN: Mapping[int, Versions] = operations.APIS

@@ -16,6 +16,7 @@ from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog
 from tiered.serve.bucket_configs import BucketConfigs
 from tiered.serve.bucket_source import BucketSource
+from tiered.serve.groups.coordinator import GroupCoordinator
 from tiered.serve.handlers.service import Service
 from tiered.serve.server import KafkaServer
 
@@ -57,10 +58,10 @@ def filled_store() -> ObjectStore:
 
 
 @contextmanager
-def serving(bucket: RemoteLog, **settings: object) -> Iterator[KafkaServer]:
+def serving(bucket: RemoteLog, *, groups: GroupCoordinator | None = None, **settings: object) -> Iterator[KafkaServer]:
     """A running endpoint on a free port. Its clock stands still, so it never looks for newer manifests."""
     source = BucketSource(bucket, lambda: 0.0)
-    service = Service(source=source, prompt=source, configs=BucketConfigs(source))
+    service = Service(source=source, prompt=source, configs=BucketConfigs(source), groups=groups)
     server = KafkaServer("127.0.0.1", 0, service, **settings)  # type: ignore[arg-type]
     server.start()
     try:

@@ -8,6 +8,17 @@ from types import MappingProxyType
 from tiered.serve.handlers.cluster import api_versions, describe_cluster, metadata
 from tiered.serve.handlers.configs import alter_configs, describe_configs, incremental_alter_configs
 from tiered.serve.handlers.fetch import fetch
+from tiered.serve.handlers.group_offsets import offset_commit, offset_delete, offset_fetch
+from tiered.serve.handlers.groups import (
+    delete_groups,
+    describe_groups,
+    find_coordinator,
+    heartbeat,
+    join_group,
+    leave_group,
+    list_groups,
+    sync_group,
+)
 from tiered.serve.handlers.log_dirs import alter_replica_log_dirs, delete_records, describe_log_dirs
 from tiered.serve.handlers.offsets import list_offsets, offset_for_leader_epoch
 from tiered.serve.handlers.operations import await_operation, start_operation
@@ -55,6 +66,17 @@ HANDLERS: Mapping[int, Handler] = MappingProxyType(
         OwnApi.AWAIT_OPERATION: await_operation,
         Api.ALTER_PARTITION_REASSIGNMENTS: alter_partition_reassignments,
         Api.LIST_PARTITION_REASSIGNMENTS: list_partition_reassignments,
+        Api.FIND_COORDINATOR: find_coordinator,
+        Api.JOIN_GROUP: join_group,
+        Api.SYNC_GROUP: sync_group,
+        Api.HEARTBEAT: heartbeat,
+        Api.LEAVE_GROUP: leave_group,
+        Api.LIST_GROUPS: list_groups,
+        Api.DESCRIBE_GROUPS: describe_groups,
+        Api.DELETE_GROUPS: delete_groups,
+        Api.OFFSET_COMMIT: offset_commit,
+        Api.OFFSET_FETCH: offset_fetch,
+        Api.OFFSET_DELETE: offset_delete,
     }
 )
 

@@ -18,6 +18,7 @@ from tiered.serve.admin import Admin, Configs
 from tiered.serve.byte_budget import ByteBudget
 from tiered.serve.commands.operation_jobs import Jobs
 from tiered.serve.endpoint_metrics import EndpointMetrics
+from tiered.serve.groups.coordinator import GroupCoordinator
 from tiered.serve.handlers.fetch_sessions import FetchSessions
 from tiered.serve.handlers.repeated_errors import RepeatedErrors
 from tiered.serve.messages.base import Api, Error, OwnApi, Versions
@@ -168,7 +169,7 @@ class Service:
     sink: RecordSink | None = None
     admin: Admin | None = None
     configs: Configs | None = None
-    groups: object | None = None
+    groups: GroupCoordinator | None = None
     transactions: TransactionCoordinator | None = None
     security: object | None = None
     operations: Jobs | None = None  # on the Unix socket of a node only
@@ -193,7 +194,8 @@ class Service:
 
     def background(self) -> list[Coroutine[object, object, None]]:
         """What has to run in the event loop of the server, from its start to its end."""
-        return [self._tick_transactions(self.transactions)] if self.transactions is not None else []
+        transactions = [self._tick_transactions(self.transactions)] if self.transactions is not None else []
+        return [*transactions, self.groups.run()] if self.groups is not None else transactions
 
     async def _tick_transactions(self, transactions: TransactionCoordinator) -> None:
         while True:
@@ -202,6 +204,12 @@ class Service:
             except Exception:  # noqa: BLE001 - the other requests are served
                 _log.exception("the background work of transactions failed, it is repeated")
             await asyncio.sleep(TRANSACTION_TICK_S)
+
+    @property
+    def coordinator(self) -> GroupCoordinator:
+        """The part `groups`, for the handlers that need it."""
+        assert self.groups is not None, "an API without its part is not offered"
+        return self.groups
 
     def _offers(self, key: int) -> bool:
         part = PART_OF.get(key)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 
 from local.errors import InvalidRequest
+from local.names import TopicPartition
 from tiered.manager.manager import LogManager
 from tiered.serve.commands.operation_jobs import Jobs
 from tiered.serve.commands.unix_socket import NodeSocket
 from tiered.serve.endpoint import parse_endpoint, serving
 from tiered.serve.endpoint_metrics import EndpointMetrics
+from tiered.serve.groups.coordinator import GroupCoordinator
+from tiered.serve.groups.group_settings import GroupSettings
+from tiered.serve.groups.group_states import Moment
+from tiered.serve.groups.offsets_log import OFFSETS_TOPIC, TopicOffsetsLog
 from tiered.serve.handlers.service import Service
 from tiered.serve.node.node_admin import NodeAdmin
 from tiered.serve.node.node_sink import NodeSink
@@ -51,7 +57,8 @@ def serving_node(
         local = (own.listener, jobs) if own.listener is not None else None
     with closing(NodeSource(manager)) as source:
         sink, admin = NodeSink(manager, now_ms), NodeAdmin(manager, source.broker_id, now_ms)
-        transactions = transaction_coordinator(manager, source, sink, now_ms)
+        groups = group_coordinator(manager, source, sink, now_ms)
+        transactions = transaction_coordinator(manager, source, sink, now_ms, partial(_end_in_group, groups))
         transactions.load()  # the prepared transactions end before a client reads
         service = Service(
             source=source,
@@ -60,6 +67,7 @@ def serving_node(
             admin=admin,
             configs=admin,
             transactions=transactions,
+            groups=groups,
             broker_id=source.broker_id,
             metrics=metrics or EndpointMetrics(),
         )
@@ -71,10 +79,28 @@ def serving_node(
                 jobs.close(JOBS_END_S)
 
 
-def transaction_coordinator(
+def group_coordinator(
     manager: LogManager, source: NodeSource, sink: NodeSink, now_ms: Callable[[], int]
+) -> GroupCoordinator:
+    settings = GroupSettings.of(manager.config.int_of)
+    log = TopicOffsetsLog(source, sink, partial(_create_topic, manager, now_ms), settings.offsets_segment_bytes)
+    return GroupCoordinator(log, settings, now=lambda: Moment(time.monotonic_ns() // 1_000_000, now_ms()))
+
+
+def _end_in_group(groups: GroupCoordinator, partition: TopicPartition, producer_id: int, is_commit: bool) -> None:
+    """A marker is durable: the offsets that the transaction committed for groups are visible, or dropped."""
+    if partition.topic == OFFSETS_TOPIC:
+        groups.transaction_ended(partition.partition, producer_id, is_commit=is_commit)
+
+
+def transaction_coordinator(
+    manager: LogManager,
+    source: NodeSource,
+    sink: NodeSink,
+    now_ms: Callable[[], int],
+    on_marker: Callable[[TopicPartition, int, bool], None] = lambda partition, producer_id, is_commit: None,
 ) -> TransactionCoordinator:
-    log = TopicTransactionLog(source, sink, partial(_create_topic, manager, now_ms), now_ms)
+    log = TopicTransactionLog(source, sink, partial(_create_topic, manager, now_ms), now_ms, on_marker)
     return TransactionCoordinator(log, new_producer_id=sink.new_producer_id, clock_ms=now_ms)
 
 

@@ -14,6 +14,7 @@ from uuid import UUID
 
 import pytest
 from admin_samples import ADMIN_RESPONSES
+from group_responses import GROUP_RESPONSES
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kio.index import load_request_schema, load_response_schema
@@ -244,6 +245,7 @@ RESPONSES = {
         transaction_states=(ListedTransaction(transactional_id="id", producer_id=5, transaction_state="Empty"),),
     ),
     **ADMIN_RESPONSES,
+    **GROUP_RESPONSES,
     Api.DESCRIBE_CLUSTER: DescribeClusterResponse(
         cluster_id="cluster", controller_id=0, brokers=(DescribeClusterBroker(broker_id=0, host="h", port=1),)
     ),
@@ -270,7 +272,7 @@ def _value(field: Any, at: int) -> object:
         "error_code": ErrorCode(at),
     }
     value = sample(item) if kind is None else plain.get(kind, at)
-    if kind == "timedelta_i32":
+    if kind is not None and kind.startswith("timedelta"):
         value = datetime.timedelta(milliseconds=at + 100)
     if kind == "datetime_i64":
         value = datetime.datetime.fromtimestamp(at, datetime.UTC)
@@ -462,7 +464,7 @@ def test_an_unknown_version_of_api_versions_is_answered_in_version_0() -> None:
 
 @pytest.mark.parametrize("version", range(4))
 def test_an_api_that_is_not_served_gets_its_own_error_response(version: int) -> None:
-    refused = parse(frame_of(FIND_COORDINATOR, version, sample(load_request_schema(FIND_COORDINATOR, version))))
+    refused = parse(frame_of(FIND_COORDINATOR, version, sample(load_request_schema(FIND_COORDINATOR, version))), {})
     assert isinstance(refused, Unsupported)
     data = b"".join(refused.pieces)
     schema = load_response_schema(FIND_COORDINATOR, version)

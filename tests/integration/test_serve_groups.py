@@ -1,0 +1,331 @@
+"""Independent clients consume a node in groups: they share partitions, commit, rebalance, continue after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import aiokafka
+import confluent_kafka
+import group_calls as calls
+import pytest
+from aiokafka.coordinator.assignors.range import RangePartitionAssignor
+from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+from real_daemon import FOR_EVER, Daemon, Node
+
+from local.format.record import Record
+from tiered.config.config import Config
+from tiered.manager.manager import LogManager
+from tiered.serve.groups.offsets_records import (
+    GroupKey,
+    GroupValue,
+    Key,
+    OffsetValue,
+    Value,
+    decode_key,
+    decode_value,
+)
+from tiered.serve.node.endpoint import serving_node
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # of its way to read its own files
+    import kafka
+
+pytestmark = [pytest.mark.server, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+PARTITIONS, COUNT, LIMIT_S, GROUP = 6, 50, 60.0, "readers"
+SETTINGS = {"group.initial.rebalance.delay.ms": "100"}
+
+
+def now_ms() -> int:
+    return time.time_ns() // 10**6
+
+
+@contextmanager
+def node(home: Path) -> Iterator[tuple[LogManager, str]]:
+    config = Config.load(None, SETTINGS, {}, local_dir=str(home))
+    with LogManager.open(config, now_ms=now_ms()) as manager:
+        if not manager.topics.all():
+            manager.topics.create("t", PARTITIONS, {}, now_ms=now_ms())
+            fill(manager, 0)
+        with serving_node(manager, "127.0.0.1", 0, now_ms=now_ms) as server:
+            yield manager, "{}:{}".format(*server.address)
+
+
+def fill(manager: LogManager, start: int) -> None:
+    for partition in range(PARTITIONS):
+        records = [Record(None, value(partition, start + at), now_ms()) for at in range(COUNT)]
+        manager.append("t", records, partition, now_ms=now_ms())
+
+
+def value(partition: int, at: int) -> bytes:
+    return b"%d of %d" % (at, partition)
+
+
+def expected(start: int = 0, end: int = COUNT) -> set[bytes]:
+    return {value(partition, at) for partition in range(PARTITIONS) for at in range(start, end)}
+
+
+class Consumer(Protocol):
+    def poll(self) -> list[bytes]: ...
+
+    def assignment(self) -> set[int]: ...
+
+    def commit(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class KafkaPython:
+    def __init__(self, address: str) -> None:
+        self._consumer = kafka.KafkaConsumer(
+            "t", bootstrap_servers=address, group_id=GROUP, auto_offset_reset="earliest", enable_auto_commit=False
+        )
+
+    def poll(self) -> list[bytes]:
+        found = self._consumer.poll(timeout_ms=100)
+        return [each.value for records in found.values() for each in records]
+
+    def assignment(self) -> set[int]:
+        return {each.partition for each in self._consumer.assignment()}
+
+    def commit(self) -> None:
+        self._consumer.commit()
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+class Confluent:
+    def __init__(self, address: str, **settings: object) -> None:
+        self._consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": address,
+                "group.id": GROUP,
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                "partition.assignment.strategy": "range,roundrobin",
+                **settings,
+            }
+        )
+        self._consumer.subscribe(["t"])
+
+    def poll(self) -> list[bytes]:
+        found = self._consumer.consume(100, 0.1)
+        assert not [each.error() for each in found if each.error()]
+        return [each.value() for each in found]
+
+    def assignment(self) -> set[int]:
+        return {each.partition for each in self._consumer.assignment()}
+
+    def commit(self) -> None:
+        self._consumer.commit(asynchronous=False)
+
+    def committed(self) -> dict[int, int]:
+        wanted = [confluent_kafka.TopicPartition("t", at) for at in range(PARTITIONS)]
+        return {each.partition: each.offset for each in self._consumer.committed(wanted, LIMIT_S) if each.offset >= 0}
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+class AioKafka:
+    """An event loop of its own, in a thread: its heartbeats continue between polls."""
+
+    def __init__(self, address: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+        async def start() -> aiokafka.AIOKafkaConsumer:
+            consumer = aiokafka.AIOKafkaConsumer(
+                "t",
+                bootstrap_servers=address,
+                group_id=GROUP,
+                auto_offset_reset="earliest",
+                enable_auto_commit=False,
+                partition_assignment_strategy=[RangePartitionAssignor, RoundRobinPartitionAssignor],
+            )
+            await consumer.start()
+            return consumer
+
+        # It starts when the group has its first assignment, for which the others have to poll.
+        self._fetch: Future[Any] | None = None
+        self._start = asyncio.run_coroutine_threadsafe(start(), self._loop)
+
+    @property
+    def _consumer(self) -> Any:
+        return self._start.result(LIMIT_S)
+
+    def _run(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(LIMIT_S)
+
+    def poll(self) -> list[bytes]:
+        """Never wait: a fetch ends with the rebalance, for which the others have to poll."""
+        if not self._start.done():
+            return []
+        if self._fetch is None:
+            self._fetch = asyncio.run_coroutine_threadsafe(self._consumer.getmany(timeout_ms=100), self._loop)
+        if not self._fetch.done():
+            return []
+        found, self._fetch = self._fetch.result(), None
+        return [each.value for records in found.values() for each in records]
+
+    def assignment(self) -> set[int]:
+        return {each.partition for each in self._consumer.assignment()} if self._start.done() else set()
+
+    def commit(self) -> None:
+        self._run(self._consumer.commit())
+
+    def close(self) -> None:
+        if self._fetch is not None:
+            self._fetch.result(LIMIT_S)
+        self._run(self._consumer.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(LIMIT_S)
+        self._loop.close()
+
+
+CONSUMERS: list[Callable[[str], Consumer]] = [KafkaPython, AioKafka, Confluent]
+
+
+def poll_until(consumers: list[Consumer], claim: Callable[[list[bytes]], bool]) -> list[bytes]:
+    """Poll all in turn until the claim holds of what they received."""
+    found: list[bytes] = []
+    due_s = time.monotonic() + LIMIT_S
+    while not claim(found):
+        assert time.monotonic() < due_s, ([each.assignment() for each in consumers], len(found))
+        for each in consumers:
+            found += each.poll()
+    return found
+
+
+def share_all(consumers: list[Consumer]) -> bool:
+    """Whether each has partitions, and together they have all, each once."""
+    shares = [each.assignment() for each in consumers]
+    return all(shares) and sorted(at for share in shares for at in share) == list(range(PARTITIONS))
+
+
+@pytest.mark.parametrize("client", CONSUMERS)
+def test_a_consumer_continues_at_its_committed_offset(tmp_path: Path, client: Callable[[str], Consumer]) -> None:
+    with node(tmp_path) as (manager, address):
+        with closing(client(address)) as consumer:
+            found = poll_until([consumer], lambda seen: len(seen) >= PARTITIONS * COUNT)
+            assert set(found) == expected()
+            consumer.commit()
+        fill(manager, COUNT)
+        with closing(client(address)) as consumer:
+            found = poll_until([consumer], lambda seen: len(seen) >= PARTITIONS * COUNT)
+            assert set(found) == expected(COUNT, 2 * COUNT)
+            consumer.commit()
+    with node(tmp_path) as (manager, address):
+        fill(manager, 2 * COUNT)
+        with closing(client(address)) as consumer:
+            found = poll_until([consumer], lambda seen: len(seen) >= PARTITIONS * COUNT)
+            assert set(found) == expected(2 * COUNT, 3 * COUNT)
+
+
+def test_three_kinds_of_clients_share_one_group(tmp_path: Path) -> None:
+    with node(tmp_path) as (manager, address), ExitStack() as stack:
+        members: list[Consumer] = []
+        received: list[bytes] = []
+        for each in CONSUMERS:
+            members.append(stack.enter_context(closing(each(address))))
+            received += poll_until(members, lambda seen: share_all(members))
+        fill(manager, COUNT)
+        fresh = expected(COUNT, 2 * COUNT)
+        received += poll_until(members, lambda seen: fresh <= set(received) | set(seen))
+        assert set(received) == expected(0, 2 * COUNT)
+        for each in members:
+            each.commit()
+        members.pop(0).close()
+        poll_until(members, lambda seen: share_all(members))
+        with closing(Confluent(address, **{"group.id": "unknown"})) as stranger:
+            assert stranger.committed() == {}
+        with closing(Confluent(address)) as reader:
+            assert reader.committed() == dict.fromkeys(range(PARTITIONS), 2 * COUNT)
+
+
+def test_a_static_member_restarts_without_a_rebalance(tmp_path: Path) -> None:
+    with node(tmp_path) as (manager, address):
+        for _ in range(2):
+            with closing(Confluent(address, **{"group.instance.id": "one"})) as consumer:
+                poll_until([consumer], lambda seen: share_all([consumer]))
+        states = [each for each in decoded(manager).values() if isinstance(each, GroupValue)]
+        assert [(each.generation, len(each.members)) for each in states] == [(1, 1)]
+
+
+def is_empty(state: Value) -> bool:
+    assert isinstance(state, GroupValue)
+    return (state.generation, state.members) == (2, ())
+
+
+def decoded(manager: LogManager) -> dict[Key, Value]:
+    """The newest value of each key of ``__consumer_offsets``."""
+    topic = manager.partitions.registry.find("__consumer_offsets")
+    assert topic is not None
+    found: dict[Key, Value] = {}
+    for name in topic.partitions():
+        for each in manager.reader().records(name, 0):
+            key = decode_key(each.key)
+            assert key is not None
+            assert each.value is not None
+            found[key] = decode_value(key, each.value)
+    return found
+
+
+def test_the_offsets_of_a_group_are_records_of_a_compacted_topic(tmp_path: Path) -> None:
+    with node(tmp_path) as (manager, address):
+        with closing(Confluent(address)) as consumer:
+            poll_until([consumer], lambda seen: len(seen) >= PARTITIONS * COUNT)
+            consumer.commit()
+        topic = manager.partitions.registry.find("__consumer_offsets")
+        assert topic is not None
+        assert (topic.partition_count, topic.properties["cleanup.policy"]) == (8, "compact")
+        found = decoded(manager)
+        offsets = {key.partition: each.offset for key, each in found.items() if isinstance(each, OffsetValue)}  # type: ignore[union-attr]
+        assert offsets == dict.fromkeys(range(PARTITIONS), COUNT)
+        calls.until(lambda: is_empty(decoded(manager)[GroupKey(GROUP)]))  # the leave is answered before its record
+        listed = kafka.KafkaConsumer(bootstrap_servers=address)
+        try:
+            assert listed.topics() == {"t"}, "an internal topic is not among the topics of a client"
+        finally:
+            listed.close()
+
+
+def test_acknowledged_commits_survive_a_kill(tmp_path: Path) -> None:
+    """A client commits one offset after another; the node is killed in between."""
+    (tmp_path / "node").mkdir()
+    home = Node(tmp_path / "node", None)
+    home.fill(calls.TOPIC)
+    acknowledged = -1
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(3):
+            with Daemon(home, (*FOR_EVER, "--kafka", ":0")) as daemon:
+                server = calls.Server(daemon.wait_for(lambda d=daemon: _address(d), "it serves Kafka clients"), pool)
+                calls.until(lambda s=server: not s.call(calls.LIST, 0).error_code.value)
+                fetched = server.call(calls.FETCH, 7, **calls.fetching(7, GROUP))
+                found = fetched.topics[0].partitions[0].committed_offset
+                assert acknowledged <= found <= acknowledged + 1, "an acknowledged commit was lost"
+                acknowledged, enough = found, found + 20
+                with suppress(OSError, AssertionError):
+                    while True:
+                        committed = server.call(calls.COMMIT, 8, **calls.committing(GROUP, acknowledged + 1))
+                        assert not committed.topics[0].partitions[0].error_code.value, committed
+                        acknowledged += 1
+                        if acknowledged == enough:  # the kill comes at any point of a later commit
+                            threading.Thread(target=daemon.process.kill).start()
+                assert acknowledged >= enough
+    assert acknowledged >= 59
+
+
+def _address(daemon: Daemon) -> str | None:
+    found = re.search(r"serving Kafka clients at (\S+:\d+)", daemon.words)
+    return found[1] if found else None

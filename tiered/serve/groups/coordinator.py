@@ -1,0 +1,599 @@
+"""All groups of one node: membership, committed offsets, expiry, and their storage.
+
+A coordinator belongs to one event loop. `run` loads ``__consumer_offsets`` and then drives every deadline; before it
+has loaded, requests get COORDINATOR_LOAD_IN_PROGRESS. Two nodes never coordinate one group.
+
+Order of effects of a commit: durable in the log, then in memory, then the answer (`offsets_writer`).
+
+| limit | value | then |
+|---|---|---|
+| groups | GROUPS_MAX | GROUP_MAX_SIZE_REACHED for a member, INVALID_COMMIT_OFFSET_SIZE for a commit |
+| members of a group, and clients with a new member id | ``group.max.size`` | GROUP_MAX_SIZE_REACHED |
+| metadata of all members | MEMBER_BYTES_MAX | GROUP_MAX_SIZE_REACHED |
+| offsets, committed and pending | OFFSETS_MAX | INVALID_COMMIT_OFFSET_SIZE |
+
+Source: kafka `GroupCoordinatorService`, `GroupMetadataManager`, `OffsetMetadataManager`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from local.errors import LogError
+from local.names import TopicPartition
+from tiered.serve.groups.committed import Committed, CommittedOffsets, Transaction
+from tiered.serve.groups.deadlines import Deadlines
+from tiered.serve.groups.group import Group
+from tiered.serve.groups.group_settings import GroupSettings
+from tiered.serve.groups.group_states import Answer, GroupState, Moment, Store
+from tiered.serve.groups.loader import load, partition_of
+from tiered.serve.groups.members import Client, size_of, unknown
+from tiered.serve.groups.offsets_log import OFFSETS_TOPIC, LogRecord, OffsetsLog, Producer
+from tiered.serve.groups.offsets_records import GroupKey, GroupValue, OffsetKey, OffsetValue, encode_key, encode_value
+from tiered.serve.groups.offsets_writer import OffsetsWriter
+from tiered.serve.messages.base import Error
+from tiered.serve.messages.groups import (
+    DescribedGroup,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+from tiered.serve.read_pool import ReadPool
+
+GROUPS_MAX = 10_000
+MEMBER_BYTES_MAX = 64 << 20
+OFFSETS_MAX = 1_000_000
+THREADS = 4  # of appends
+LOAD_RETRY_S = 5.0
+_NAME_BYTES_MAX = 2**15 - 1
+_EXPIRY = ""  # the deadline of the next check for expired offsets; no group has an empty id
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committer:
+    """The sender of a commit. `generation` -1 and no member: a client without membership."""
+
+    group_id: str
+    generation: int = -1
+    member_id: str = ""
+    instance_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewOffset:
+    """An offset to commit. `expire_after_ms` is the retention that an old client claims."""
+
+    partition: TopicPartition
+    offset: int
+    leader_epoch: int = -1
+    metadata: str | None = None
+    topic_id: uuid.UUID | None = None
+    expire_after_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFacts:
+    """One group for status and metrics. `committed` are offsets by partition, to compare with the ends of logs."""
+
+    group_id: str
+    state: GroupState
+    protocol_type: str
+    protocol: str | None
+    generation: int
+    members: int
+    committed: Mapping[TopicPartition, int]
+
+
+def system_moment() -> Moment:
+    return Moment(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
+
+
+class GroupCoordinator:
+    """`now` is the clock; `new_member_id` makes a unique member id from a prefix."""
+
+    def __init__(
+        self,
+        log: OffsetsLog,
+        settings: GroupSettings | None = None,
+        *,
+        now: Callable[[], Moment] = system_moment,
+        new_member_id: Callable[[str], str] = lambda prefix: f"{prefix}-{uuid.uuid4()}",
+    ) -> None:
+        self.settings = settings or GroupSettings()
+        self._log, self._now, self._new_member_id = log, now, new_member_id
+        self._pool = ReadPool(THREADS, partition_max=1)
+        self._writer = OffsetsWriter(log, self._in_thread, lambda: now().wall_ms)
+        self._groups: dict[str, Group] = {}
+        self._offsets = CommittedOffsets()
+        self._partitions: int | None = None  # of the topic; None: it does not exist
+        self._creating: asyncio.Future[int] | None = None
+        self._is_loaded = False
+        self._deadlines: Deadlines[str] = Deadlines()
+        self._wake: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # once it is loaded
+        self._early: list[Callable[[], None]] = []  # transactions that ended before
+        self._early_lock = threading.Lock()
+        self._member_bytes: dict[str, int] = {}
+        self._member_bytes_total = 0
+
+    # The life of a coordinator
+
+    async def run(self) -> None:
+        """Load, then act on deadlines until it is cancelled."""
+        self._wake = asyncio.Event()
+        try:
+            while not await self.load():
+                await asyncio.sleep(LOAD_RETRY_S)
+            while True:
+                self._wake.clear()
+                self.advance()
+                due_ms = self._deadlines.next_ms()
+                wait_s = None if due_ms is None else max(0, due_ms - self._now().ticks_ms) / 1000
+                with suppress(TimeoutError):
+                    # Not `wait_for`: it loses a cancellation at the moment of an event.
+                    async with asyncio.timeout(wait_s):
+                        await self._wake.wait()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the threads. Writes at work end by themselves; their clients have no answer."""
+        self._pool.close()
+
+    async def load(self) -> bool:
+        """Whether the log was read. An error is logged: groups are not served before."""
+        try:
+            self._partitions, loaded = await asyncio.shield(self._pool.run("load", "load", partial(load, self._log)))
+        except LogError as error:
+            _log.error("cannot load the offsets of groups: error=%s", error)
+            return False
+        except Exception:  # noqa: BLE001 - the other requests are served
+            _log.exception("cannot load the offsets of groups")
+            return False
+        now = self._now()
+        self._offsets = loaded.offsets
+        with self._early_lock:
+            self._loop, early = asyncio.get_running_loop(), self._early
+        for end in early:
+            end()  # once more is no harm: no transaction begins before the end of the load
+        for name, value in loaded.groups.items():
+            self._groups[name] = Group.stored(name, value, self.settings, self._new_member_id, now)
+        for name in loaded.offsets.groups():
+            self._groups.setdefault(name, Group(name, self.settings, self._new_member_id))
+        self._is_loaded = True
+        for group in list(self._groups.values()):
+            self._settle(group)
+        self._deadlines.set(_EXPIRY, now.ticks_ms + self.settings.retention_check_interval_ms)
+        _log.info("loaded groups: groups=%d offsets=%d", len(self._groups), self._offsets.count)
+        return True
+
+    def advance(self) -> None:
+        """Act on every deadline that is due."""
+        now = self._now()
+        for name in self._deadlines.pop_due(now.ticks_ms):
+            if name == _EXPIRY:
+                self._deadlines.set(_EXPIRY, now.ticks_ms + self.settings.retention_check_interval_ms)
+                self.expire()
+            elif (group := self._groups.get(name)) is not None:
+                group.advance(now)
+                self._settle(group)
+
+    async def prepare(self) -> Error:
+        """Create ``__consumer_offsets`` on first use."""
+        if not self._is_loaded:
+            return Error.COORDINATOR_LOAD_IN_PROGRESS
+        if self._partitions is not None:
+            return Error.NONE
+        create = partial(self._log.create, self.settings.offsets_partitions)
+        try:
+            self._partitions = await asyncio.shield(self._pool.run("create", "create", create))
+        except LogError as error:
+            _log.warning("cannot create the topic of group offsets: error=%s", error)
+            return Error.COORDINATOR_NOT_AVAILABLE
+        return Error.NONE
+
+    def partition_of(self, group_id: str) -> TopicPartition:
+        """The partition of ``__consumer_offsets`` that has the group."""
+        count = self.settings.offsets_partitions if self._partitions is None else self._partitions
+        return TopicPartition(OFFSETS_TOPIC, partition_of(group_id, count))
+
+    # Membership
+
+    async def join(self, request: JoinGroupRequest, client: Client, version: int) -> JoinGroupResponse:
+        settings = self.settings
+        error = self._refusal(request.group_id)
+        if not error and not (
+            settings.min_session_timeout_ms <= request.session_timeout_ms <= settings.max_session_timeout_ms
+        ):
+            error = Error.INVALID_SESSION_TIMEOUT
+        error = error or await self.prepare()
+        group = self._groups.get(request.group_id)
+        if not error and group is None:
+            error = self._room_error() if not request.member_id else Error.UNKNOWN_MEMBER_ID
+        if not error and self._member_bytes_total + size_of(request.protocols) > MEMBER_BYTES_MAX:
+            error = Error.GROUP_MAX_SIZE_REACHED
+        if error:
+            return JoinGroupResponse(error_code=error, member_id=request.member_id)
+        group = group or self._create(request.group_id)
+        waiter: asyncio.Future[JoinGroupResponse] = asyncio.get_running_loop().create_future()
+        group.join(request, client, version, waiter, self._now())
+        self._settle(group)
+        return await waiter
+
+    async def sync(self, request: SyncGroupRequest) -> SyncGroupResponse:
+        error = self._refusal(request.group_id) or self._loading()
+        group = self._groups.get(request.group_id)
+        size_bytes = sum(len(each.assignment) for each in request.assignments)
+        if not error and self._member_bytes_total + size_bytes > MEMBER_BYTES_MAX:
+            error = Error.GROUP_MAX_SIZE_REACHED
+        if error or group is None:
+            return SyncGroupResponse(error_code=error or Error.UNKNOWN_MEMBER_ID)
+        waiter: asyncio.Future[SyncGroupResponse] = asyncio.get_running_loop().create_future()
+        group.sync(request, waiter, self._now())
+        self._settle(group)
+        return await waiter
+
+    def heartbeat(self, request: HeartbeatRequest) -> Error:
+        error = self._refusal(request.group_id)
+        if error or not self._is_loaded:
+            return error  # while it loads, a member stays: its session begins anew
+        group = self._groups.get(request.group_id)
+        if group is None:
+            return Error.UNKNOWN_MEMBER_ID
+        found = group.heartbeat(request, self._now())
+        self._settle(group)
+        return found
+
+    def leave(self, request: LeaveGroupRequest) -> LeaveGroupResponse:
+        error = self._refusal(request.group_id) or self._loading()
+        group = self._groups.get(request.group_id)
+        if error:
+            return LeaveGroupResponse(error_code=error)
+        if group is None:
+            return LeaveGroupResponse(members=tuple(unknown(each) for each in request.members))
+        found = group.leave(request, self._now())
+        self._settle(group)
+        return found
+
+    # Offsets
+
+    async def commit(
+        self, committer: Committer, offsets: Sequence[NewOffset], *, is_id_known: bool = False
+    ) -> list[Error]:
+        """The error of each offset. `is_id_known`: the client knows GROUP_ID_NOT_FOUND (OffsetCommit version 9)."""
+        error = self._loading() or await self.prepare() or self._check(committer, is_id_known=is_id_known)
+        if not error:
+            self._groups[committer.group_id].committed(committer.member_id, self._now())
+            self._settle(self._groups[committer.group_id])
+        return await self._append(committer.group_id, offsets, error, None)
+
+    async def commit_transactional(
+        self, committer: Committer, producer_id: int, producer_epoch: int, offsets: Sequence[NewOffset]
+    ) -> list[Error]:
+        """Offsets in a transaction: durable and pending on return, committed by `transaction_ended`."""
+        error = self._loading() or await self.prepare() or self._check(committer, is_transactional=True)
+        producer = Producer(producer_id, producer_epoch)
+        return await self._append(committer.group_id, offsets, error, producer)
+
+    def transaction_ended(self, partition: int, producer_id: int, *, is_commit: bool) -> None:
+        """The marker of a producer is durable in this partition of ``__consumer_offsets``. From any thread."""
+        end = partial(self._end, Transaction(partition, producer_id), is_commit=is_commit)
+        with self._early_lock:
+            if self._loop is None:
+                self._early.append(end)  # the load may have read the partition before
+                return
+        with suppress(RuntimeError):  # the loop was closed
+            self._loop.call_soon_threadsafe(end)
+
+    def _end(self, transaction: Transaction, *, is_commit: bool) -> None:
+        self._offsets.end(transaction, is_commit=is_commit)
+
+    def offsets_of(self, group_id: str) -> Mapping[TopicPartition, Committed]:
+        """Of a group; empty for an unknown one. They may change until the caller awaits."""
+        return self._offsets.of(group_id)
+
+    def is_unstable(self, group_id: str, partition: TopicPartition) -> bool:
+        """Whether an open transaction has an offset of the partition."""
+        return self._offsets.is_pending(group_id, partition)
+
+    async def delete_offsets(
+        self, group_id: str, partitions: Collection[TopicPartition]
+    ) -> Error | dict[TopicPartition, Error]:
+        """The error of the group, or that of each partition."""
+        error = Error.INVALID_GROUP_ID if not group_id else self._loading()
+        group = self._groups.get(group_id)
+        if error or group is None:
+            return error or Error.GROUP_ID_NOT_FOUND
+        if group.state is not GroupState.EMPTY and group.protocol_type != "consumer":
+            return Error.NON_EMPTY_GROUP
+        found = {
+            each: Error.GROUP_SUBSCRIBED_TO_TOPIC if group.is_subscribed(each.topic) else Error.NONE
+            for each in partitions
+        }
+        wanted = [each for each, refused in found.items() if not refused]
+        failure = await self._remove(group_id, lambda: wanted, is_group_removed=False)
+        return _commit_error(failure) if failure else found
+
+    # Administration
+
+    def groups(self) -> Mapping[str, Group]:
+        return self._groups
+
+    def loading(self) -> Error:
+        return self._loading()
+
+    def described(self, group_id: str) -> DescribedGroup | None:
+        group = self._groups.get(group_id)
+        return group.described() if group is not None else None
+
+    async def delete_groups(self, names: Iterable[str]) -> list[Error]:
+        return list(await asyncio.gather(*(self._delete(each) for each in names)))
+
+    def facts(self) -> list[GroupFacts]:
+        """Call it in the event loop."""
+        return [
+            GroupFacts(
+                group_id=name,
+                state=group.state,
+                protocol_type=group.protocol_type or "",
+                protocol=group.protocol,
+                generation=group.generation,
+                members=len(group.members),
+                committed={each: found.value.offset for each, found in self._offsets.of(name).items()},
+            )
+            for name, group in self._groups.items()
+        ]
+
+    def expire(self) -> None:
+        """Begin to remove expired offsets, and empty groups without offsets."""
+        for name, group in self._groups.items():
+            if group.is_idle or self._expired(name):
+                self._remove_soon(name, partial(self._expired, name), is_group_removed=True)
+
+    def topics_deleted(self, topics: Collection[str]) -> None:
+        """Begin to remove the offsets of deleted topics."""
+        for name, offsets in self._offsets.items():
+            if any(each.topic in topics for each in offsets):
+                wanted = partial(self._offsets_of_topics, name, frozenset(topics))
+                self._remove_soon(name, wanted, is_group_removed=False)
+
+    # Private
+
+    def _loading(self) -> Error:
+        return Error.NONE if self._is_loaded else Error.COORDINATOR_LOAD_IN_PROGRESS
+
+    def _refusal(self, group_id: str) -> Error:
+        return Error.NONE if group_id and len(group_id.encode()) <= _NAME_BYTES_MAX else Error.INVALID_GROUP_ID
+
+    def _room_error(self) -> Error:
+        return Error.GROUP_MAX_SIZE_REACHED if len(self._groups) >= GROUPS_MAX else Error.NONE
+
+    def _create(self, group_id: str) -> Group:
+        group = self._groups[group_id] = Group(group_id, self.settings, self._new_member_id)
+        return group
+
+    def _settle(self, group: Group) -> None:
+        """Act on the results of an event of the group."""
+        while group.outputs:
+            outputs, group.outputs = group.outputs, []
+            for each in outputs:
+                match each:
+                    case Answer(waiter, response):
+                        assert isinstance(waiter, asyncio.Future)
+                        if not waiter.done():
+                            waiter.set_result(response)
+                    case Store(value, done):
+                        self._store(group, value, done)
+        name = group.group_id
+        self._member_bytes_total += group.roster.size_bytes - self._member_bytes.get(name, 0)
+        self._member_bytes[name] = group.roster.size_bytes
+        due_ms = group.next_deadline_ms
+        earliest_ms = self._deadlines.next_ms()
+        if due_ms is None or group.state is GroupState.DEAD:
+            self._deadlines.cancel(name)
+            return
+        self._deadlines.set(name, due_ms)
+        if self._wake is not None and (earliest_ms is None or due_ms < earliest_ms):
+            self._wake.set()
+
+    def _store(self, group: Group, value: GroupValue, done: Callable[[Error, Moment], None]) -> None:
+        def stored(offsets: Sequence[int], error: Error) -> None:
+            done(_group_error(error), self._now())
+            self._settle(group)
+
+        try:
+            record = encode_key(GroupKey(group.group_id)), encode_value(value)
+        except LogError:  # a text of a client is too long for a record
+            stored((), Error.MESSAGE_TOO_LARGE)
+            return
+        self._writer.submit(self.partition_of(group.group_id).partition, [record], stored)
+
+    def _check(self, committer: Committer, *, is_id_known: bool = False, is_transactional: bool = False) -> Error:
+        """Whether the commit is accepted. A client without membership creates its group."""
+        group = self._groups.get(committer.group_id)
+        if group is None:
+            if committer.generation >= 0:
+                return Error.GROUP_ID_NOT_FOUND if is_id_known else Error.ILLEGAL_GENERATION
+            if self._room_error() or len(committer.group_id.encode()) > _NAME_BYTES_MAX:
+                return Error.INVALID_COMMIT_OFFSET_SIZE
+            group = self._create(committer.group_id)
+        return group.check_commit(
+            committer.generation, committer.member_id, committer.instance_id, is_transactional=is_transactional
+        )
+
+    async def _append(
+        self, group_id: str, offsets: Sequence[NewOffset], error: Error, producer: Producer | None
+    ) -> list[Error]:
+        """Append the valid ones of `offsets`; the error of each."""
+        errors = [error or self._offset_error(each) for each in offsets]
+        valid = [each for each, refused in zip(offsets, errors, strict=True) if not refused]
+        if not error and len(valid) + self._offsets.count > OFFSETS_MAX:
+            return [refused or Error.INVALID_COMMIT_OFFSET_SIZE for refused in errors]
+        if not valid:
+            return errors
+        now_ms = self._now().wall_ms
+        values = [(each.partition, _value_of(each, now_ms)) for each in valid]
+        records = [
+            (encode_key(OffsetKey(group_id, where.topic, where.partition)), encode_value(value))
+            for where, value in values
+        ]
+        number = self.partition_of(group_id).partition
+        written: asyncio.Future[Error] = asyncio.get_running_loop().create_future()
+
+        def done(log_offsets: Sequence[int], failure: Error) -> None:
+            if not failure:
+                self._groups.get(group_id) or self._create(group_id)  # deleted while the commit was waiting
+            for (where, value), at in zip(values, log_offsets, strict=False):
+                if producer is None:
+                    self._offsets.commit(group_id, where, value, at)
+                else:
+                    self._offsets.pend(Transaction(number, producer.producer_id), group_id, where, value, at)
+            if not written.done():
+                written.set_result(failure)
+
+        self._writer.submit(number, records, done, producer=producer)
+        failure = await written
+        return [refused or _commit_error(failure) for refused in errors]
+
+    def _offset_error(self, offset: NewOffset) -> Error:
+        size_bytes = len((offset.metadata or "").encode())
+        is_long = size_bytes > min(self.settings.offset_metadata_max_bytes, _NAME_BYTES_MAX)
+        return Error.OFFSET_METADATA_TOO_LARGE if is_long else Error.NONE
+
+    async def _delete(self, group_id: str) -> Error:
+        if not self._is_loaded:
+            return Error.COORDINATOR_LOAD_IN_PROGRESS
+        group = self._groups.get(group_id)
+        if group is None:
+            return Error.GROUP_ID_NOT_FOUND
+        if group.state is not GroupState.EMPTY:
+            return Error.NON_EMPTY_GROUP
+        failure = await self._remove(group_id, partial(self._all_offsets, group_id), is_group_removed=True)
+        if failure:
+            return _group_error(failure)
+        return Error.NONE if self._groups.get(group_id) is not group else Error.NON_EMPTY_GROUP
+
+    async def _remove(
+        self, group_id: str, wanted: Callable[[], Collection[TopicPartition]], *, is_group_removed: bool
+    ) -> Error:
+        removed: asyncio.Future[Error] = asyncio.get_running_loop().create_future()
+        self._remove_soon(
+            group_id,
+            wanted,
+            is_group_removed=is_group_removed,
+            done=lambda error: None if removed.done() else removed.set_result(error),
+        )
+        return await removed
+
+    def _remove_soon(
+        self,
+        group_id: str,
+        wanted: Callable[[], Collection[TopicPartition]],
+        *,
+        is_group_removed: bool,
+        done: Callable[[Error], None] = lambda error: None,
+    ) -> None:
+        """Append tombstones of the `wanted` offsets; of the group too if it is idle then and has no other offsets.
+
+        A crash in between leaves a group with fewer offsets, or none: the group's tombstone is the last record.
+        """
+        removed: list[TopicPartition] = []
+        is_ending = False
+
+        def build() -> list[LogRecord]:
+            nonlocal is_ending
+            removed.extend(wanted())
+            group, rest = self._groups.get(group_id), self._offsets.of(group_id).keys() - removed
+            is_ending = is_group_removed and group is not None and group.state is GroupState.EMPTY and not rest
+            is_ending = is_ending and not (set(self._offsets.pending_of(group_id)) - set(removed))
+            records: list[LogRecord] = [
+                (encode_key(OffsetKey(group_id, each.topic, each.partition)), None) for each in removed
+            ]
+            return [*records, (encode_key(GroupKey(group_id)), None)] if is_ending else records
+
+        def finish(offsets: Sequence[int], error: Error) -> None:
+            if not error:
+                for each in removed:
+                    self._offsets.remove(group_id, each)
+                group = self._groups.get(group_id)
+                if is_ending and group is not None and group.state is GroupState.EMPTY:
+                    group.die()
+                    self._settle(group)
+                    del self._groups[group_id]
+                    self._member_bytes.pop(group_id, None)
+            done(error)
+
+        self._writer.submit_alone(self.partition_of(group_id).partition, build, finish)
+
+    def _all_offsets(self, group_id: str) -> set[TopicPartition]:
+        group = self._groups.get(group_id)
+        if group is None or group.state is not GroupState.EMPTY:
+            return set()  # a member joined while the deletion was waiting
+        return {*self._offsets.of(group_id), *self._offsets.pending_of(group_id)}
+
+    def _offsets_of_topics(self, group_id: str, topics: Collection[str]) -> list[TopicPartition]:
+        return [each for each in self._offsets.of(group_id) if each.topic in topics]
+
+    def _expired(self, group_id: str) -> list[TopicPartition]:
+        group, now_ms = self._groups.get(group_id), self._now().wall_ms
+        if group is None:
+            return []
+        return [
+            where
+            for where, found in self._offsets.of(group_id).items()
+            if not self._offsets.is_pending(group_id, where) and self._is_expired(group, where, found.value, now_ms)
+        ]
+
+    def _is_expired(self, group: Group, where: TopicPartition, value: OffsetValue, now_ms: int) -> bool:
+        base_ms = group.expiry_base_ms(value.commit_ms, where.topic)
+        if base_ms is None:
+            return False
+        if value.expire_ms is not None:
+            return now_ms >= value.expire_ms
+        return now_ms - base_ms >= self.settings.offsets_retention_ms
+
+    def _in_thread(self, partition: int, call: Callable[[], list[int]]) -> asyncio.Future[list[int]]:
+        return self._pool.run(partition, object(), call)
+
+
+def _value_of(offset: NewOffset, now_ms: int) -> OffsetValue:
+    after_ms = offset.expire_after_ms
+    return OffsetValue(
+        offset=offset.offset,
+        leader_epoch=offset.leader_epoch,
+        metadata=offset.metadata or "",
+        commit_ms=now_ms,
+        expire_ms=None if after_ms is None else now_ms + after_ms,
+        topic_id=offset.topic_id,
+    )
+
+
+def _group_error(error: Error) -> Error:
+    """Source: kafka `GroupMetadataManager.appendGroupMetadataErrorToResponseError`."""
+    match error:
+        case Error.UNKNOWN_TOPIC_OR_PARTITION:
+            return Error.COORDINATOR_NOT_AVAILABLE
+        case Error.NOT_LEADER_OR_FOLLOWER | Error.KAFKA_STORAGE_ERROR:
+            return Error.NOT_COORDINATOR
+        case Error.MESSAGE_TOO_LARGE:
+            return Error.UNKNOWN_SERVER_ERROR
+        case _:
+            return error
+
+
+def _commit_error(error: Error) -> Error:
+    """Source: kafka `GroupCoordinatorService.handleOperationException`."""
+    return Error.INVALID_COMMIT_OFFSET_SIZE if error is Error.MESSAGE_TOO_LARGE else _group_error(error)
