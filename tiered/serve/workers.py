@@ -18,12 +18,23 @@ import os
 import select
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 END_S = 10.0
 KILLED = 128  # added to the number of the signal that ended a worker, as a shell does
+
+
+class Stop(Protocol):
+    """The request to end, of which the supervisor is told by a signal."""
+
+    @property
+    def is_set(self) -> bool: ...
+
+    def wait(self, timeout_s: float | None, fd: int | None = None) -> bool:
+        """Wait for the request or until `fd` is readable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +48,17 @@ class Worker:
     def report_ready(self) -> None:
         os.write(self._state_fd, b"+")
 
+    def directory_in(self, root: str | None) -> str | None:
+        """A directory of this worker alone, created; None without a root."""
+        if root is None:
+            return None
+        own = os.path.join(root, f"worker-{self.number}")
+        os.makedirs(own, exist_ok=True)
+        return own
+
 
 class Supervisor:
-    """The workers, in the process that started them. `fd` is readable when one became ready or ended."""
+    """The workers, in the process that started them."""
 
     def __init__(self, pids: Sequence[int], state_fds: Sequence[int], lifeline_fd: int) -> None:
         self._running = dict(zip(state_fds, pids, strict=True))
@@ -50,9 +69,22 @@ class Supervisor:
             self._epoll.register(fd, select.EPOLLIN)
         self.exit_code: int | None = None  # of the worker that ended first
 
-    @property
-    def fd(self) -> int:
-        return self._epoll.fileno()
+    def supervise(self, stop: Stop, say: Callable[[str], None], where: str) -> int:
+        """Wait for the end, end all workers, and return the exit code."""
+        try:
+            is_serving = False
+            while not stop.is_set:
+                stop.wait(None, self._epoll.fileno())
+                if not self.look():
+                    if not stop.is_set:
+                        say(f"a serving process ended, exit code {self.exit_code}: all end")
+                    return self.exit_code or 1
+                if self.are_ready and not is_serving:
+                    is_serving = True
+                    say(f"serving Kafka clients at {where} until Ctrl-C")
+            return 0
+        finally:
+            self.close()
 
     @property
     def are_ready(self) -> bool:

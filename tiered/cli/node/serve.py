@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -21,11 +20,10 @@ if TYPE_CHECKING:
     from tiered.serve.commands.unix_socket import NodeSocket
     from tiered.serve.endpoint_metrics import EndpointMetrics
     from tiered.serve.handlers.service import Service
-    from tiered.serve.workers import Supervisor, Worker
+    from tiered.serve.workers import Worker
 
 _LOOPBACK = "127.0.0.1"
 _CACHE_SIZE = "10GiB"
-_PROCESSES_MAX = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +44,7 @@ class _Bucket:
         from tiered.read.bucket_reader import open_remote
 
         limit_bytes = size_bytes("--cache-size", self.cache_size, _CACHE_SIZE, least=1 << 20)
-        cache_dir = self.cache_dir
-        if cache_dir is not None and worker is not None:
-            cache_dir = os.path.join(cache_dir, f"worker-{worker.number}")
-            os.makedirs(cache_dir, exist_ok=True)
+        cache_dir = self.cache_dir if worker is None else worker.directory_in(self.cache_dir)
         return open_remote(self.url, self.options, cache_dir=cache_dir, cache_dir_bytes=limit_bytes)
 
 
@@ -67,14 +62,9 @@ class _Address:
     is_open: bool = option(
         "--without-authentication", "Allow an address that other machines can reach: every client may read."
     )
-    peers: str | None = option(
-        "--peers HOST:PORT,...",
-        "Share the partitions with these replicas, named by --advertise.",
-    )
+    peers: str | None = option("--peers HOST:PORT,...", "Share the partitions with these replicas of the bucket.")
     metrics: str | None = option("--metrics [HOST]:PORT", "Serve /metrics at this address; :9464 is loopback.")
-    processes: int = option(
-        "--processes N", "Serve with N processes on one port.", type=click.IntRange(1, _PROCESSES_MAX), default=1
-    )
+    processes: int = option("--processes N", "Serve with N processes.", type=click.IntRange(1, 64), default=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +137,9 @@ def serve(
         address = replace(address, port=reserved.getsockname()[1])
         found = fork_workers(address.processes)
         if isinstance(found, Supervisor):
-            return _supervise(session, found, address)
+            where = f"{address.host}:{address.port} with {address.processes} processes"
+            with stop_signals() as stop:
+                return found.supervise(stop, session.say, where)
     return _serve(session, bucket, address, refresh_ms / 1000, found)
 
 
@@ -169,17 +161,15 @@ def _serve(session: Session, bucket: _Bucket, address: _Address, refresh_s: floa
         broker_id = BROKER_ID if peers is None else peers.own.broker_id
         configs = BucketConfigs(source)
         service = Service(source=source, prompt=source, configs=configs, peers=peers, broker_id=broker_id)
-        is_shared = worker is not None
         with (
             _metrics(session, address.metrics, service),
-            serving(service, address.host, address.port, advertised, is_shared=is_shared) as server,
+            serving(service, address.host, address.port, advertised, is_shared=worker is not None) as server,
         ):
             if worker is None:
                 session.say("serving {} topics to Kafka clients at {}:{} until Ctrl-C".format(count, *server.address))
-                stop.wait(None)
             else:
                 worker.report_ready()
-                stop.wait(None, worker.parent_fd)
+            stop.wait(None, worker.parent_fd if worker is not None else None)
     return Exit.DONE
 
 
@@ -196,19 +186,3 @@ def _metrics(session: Session, address: str | None, service: Service) -> Iterato
         server.start()
         session.say(f"metrics at {server.root}metrics")
         yield
-
-
-def _supervise(session: Session, workers: Supervisor, address: _Address) -> int:
-    with stop_signals() as stop, closing(workers):
-        is_serving = False
-        while not stop.is_set:
-            stop.wait(None, workers.fd)
-            if not workers.look():
-                if not stop.is_set:
-                    session.say(f"a serving process ended, exit code {workers.exit_code}: all end")
-                return workers.exit_code or Exit.FAILED
-            if workers.are_ready and not is_serving:
-                is_serving = True
-                where = f"{address.host}:{address.port}"
-                session.say(f"serving Kafka clients at {where} with {address.processes} processes until Ctrl-C")
-    return Exit.DONE
