@@ -13,9 +13,9 @@ Search for the newest manifest:
 * From a known N, GET N+1. A 404 means "nothing new", unless GC deleted N since; then the boundary has passed N. The
   boundary is read (one more 404) after each walk over manifests, for an `exact` answer, and at every QUIET_MAX-th 404
   in a row, so that a reader that slept for long notices.
-* The manifests are listed after PROBES_MAX steps, without a known N, and if N is void. The highest name of a listing is
-  never void: GC does not delete the newest manifest, and it is above the boundary. A listing only gives a start: N+1 is
-  still requested, concurrently with N.
+* The manifests are listed after PROBES_MAX steps, without a known N, and if N is void. A listing only gives a start: N+1
+  is still requested, concurrently with N. The boundary is read after the GET of N: GC may have deleted N since the
+  listing, and a writer that slept may have created the name again.
 * Each manifest records how many boundaries its writer knew. The search for the next boundary starts there.
 
 **No manifest.** The other objects of the store show why the listing of a partition shows none:
@@ -79,6 +79,7 @@ class ManifestChain:
                 if listed is None and latest is None:
                     return None
                 latest, steps = listed or latest, 0
+                is_sure = is_sure and listed is None
                 assert latest is not None
             self._learn(latest)
             sequence = latest.sequence + 1
@@ -91,7 +92,7 @@ class ManifestChain:
                 return latest
             # A manifest of the boundary's own number may be a stale writer's, although its successor is sound.
             if self.is_void(latest.sequence):
-                latest, steps, is_sure = self._after_collection(latest, behind), 0, True
+                latest, steps, is_sure = self._after_collection(latest, behind), 0, False
             elif following is None:
                 return latest
             else:

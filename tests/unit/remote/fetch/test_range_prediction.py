@@ -94,11 +94,11 @@ def look(partition: RemotePartition, offset: int) -> bytes:
     return bytes(partition.read(entry, partition.position_of_offset(entry, offset), 4096))
 
 
-def test_a_prediction_saves_one_of_four_sequential_requests_of_a_cold_read(store: Turns) -> None:
+def test_a_prediction_saves_one_of_five_sequential_requests_of_a_cold_read(store: Turns) -> None:
     kept(store, EVEN)
     for guesses, turns in (
-        (RangePredictor(), ["list", "2 at once", "2 at once"]),
-        (None, ["list", "2 at once", "get", "get_ranges"]),
+        (RangePredictor(), ["list", "2 at once", "get", "2 at once"]),
+        (None, ["list", "2 at once", "get", "get", "get_ranges"]),
     ):
         store.turns.clear()
         partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=guesses)

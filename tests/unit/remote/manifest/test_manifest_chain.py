@@ -88,6 +88,29 @@ def test_a_listed_manifest_that_was_deleted_is_searched_for_again() -> None:
     assert ManifestChain(store, PREFIX).newest(None) == log.cached
 
 
+@pytest.mark.parametrize("known", [None, 1])
+def test_a_void_manifest_under_the_listed_name_is_not_the_newest(known: int | None) -> None:
+    """Between the listing and the GET, GC deletes the listed manifest and a writer that slept creates its name."""
+    store, other = Behind(), MemoryStore()
+    log = committed(store, 3)
+    committed(other, 3)
+    name = PREFIX + manifest_key(3)
+    chain = ManifestChain(store, PREFIX)
+    start = chain.read(known) if known is not None else None
+    if known is not None:
+        collect_manifests(store, PREFIX, log, known + 1, now_ms=9)  # the search finds the known one void, and lists
+
+    def sleep() -> None:
+        store.between = lambda: None  # type: ignore[method-assign]
+        for now_ms in range(10, 14):
+            log.commit(set_properties({"retention.ms": str(now_ms)}), now_ms)
+        collect_manifests(store, PREFIX, log, 5, now_ms=99)
+        store.put_if_absent(name, other.get(name))
+
+    store.between = sleep  # type: ignore[method-assign]
+    assert chain.newest(start, exact=known is not None) == log.cached
+
+
 def test_a_damaged_manifest_behind_the_listed_one_raises_corrupt_with_its_name() -> None:
     store = Behind()
     last = committed(store, 3).cached
