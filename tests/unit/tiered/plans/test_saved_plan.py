@@ -138,6 +138,7 @@ def test_fingerprint_does_not_depend_on_which_entries_of_a_page_were_read(world,
 # -- state that a plan depends on --------------------------------------------------------------------------------------
 
 OTHER = {  # for each setting a value that is not the default and is valid with the others
+    "append.acks": "remote",
     "cleanup.policy": "compact,delete",
     "retention.ms": "4d",
     "retention.bytes": "1GiB",
