@@ -38,7 +38,7 @@ from tiered.serve.groups.loader import load, partition_of
 from tiered.serve.groups.members import Client, size_of, unknown
 from tiered.serve.groups.offsets_log import OFFSETS_TOPIC, LogRecord, OffsetsLog, Producer
 from tiered.serve.groups.offsets_records import GroupKey, GroupValue, OffsetKey, OffsetValue, encode_key, encode_value
-from tiered.serve.groups.offsets_writer import OffsetsWriter
+from tiered.serve.groups.offsets_writer import OffsetsWriter, commit_error, group_error
 from tiered.serve.messages.base import Error
 from tiered.serve.messages.groups import (
     DescribedGroup,
@@ -254,7 +254,7 @@ class GroupCoordinator:
         if group is None:
             return Error.UNKNOWN_MEMBER_ID
         found = group.heartbeat(request, self._now())
-        self._settle(group)
+        self._arm(group)
         return found
 
     def leave(self, request: LeaveGroupRequest) -> LeaveGroupResponse:
@@ -276,8 +276,9 @@ class GroupCoordinator:
         """The error of each offset. `is_id_known`: the client knows GROUP_ID_NOT_FOUND (OffsetCommit version 9)."""
         error = self._loading() or await self.prepare() or self._check(committer, is_id_known=is_id_known)
         if not error:
-            self._groups[committer.group_id].committed(committer.member_id, self._now())
-            self._settle(self._groups[committer.group_id])
+            group = self._groups[committer.group_id]
+            group.committed(committer.member_id, self._now())
+            self._arm(group)
         return await self._append(committer.group_id, offsets, error, None)
 
     async def commit_transactional(
@@ -325,7 +326,7 @@ class GroupCoordinator:
         }
         wanted = [each for each, refused in found.items() if not refused]
         failure = await self._remove(group_id, lambda: wanted, is_group_removed=False)
-        return _commit_error(failure) if failure else found
+        return commit_error(failure) if failure else found
 
     # Administration
 
@@ -397,10 +398,14 @@ class GroupCoordinator:
                             waiter.set_result(response)
                     case Store(value, done):
                         self._store(group, value, done)
-        name = group.group_id
-        self._member_bytes_total += group.roster.size_bytes - self._member_bytes.get(name, 0)
-        self._member_bytes[name] = group.roster.size_bytes
-        due_ms = group.next_deadline_ms
+        size_bytes = group.roster.size_bytes
+        self._member_bytes_total += size_bytes - self._member_bytes.get(group.group_id, 0)
+        self._member_bytes[group.group_id] = size_bytes
+        self._arm(group)
+
+    def _arm(self, group: Group) -> None:
+        """Note the next deadline of the group."""
+        name, due_ms = group.group_id, group.next_deadline_ms
         earliest_ms = self._deadlines.next_ms()
         if due_ms is None or group.state is GroupState.DEAD:
             self._deadlines.cancel(name)
@@ -411,7 +416,7 @@ class GroupCoordinator:
 
     def _store(self, group: Group, value: GroupValue, done: Callable[[Error, Moment], None]) -> None:
         def stored(offsets: Sequence[int], error: Error) -> None:
-            done(_group_error(error), self._now())
+            done(group_error(error), self._now())
             self._settle(group)
 
         try:
@@ -466,7 +471,7 @@ class GroupCoordinator:
 
         self._writer.submit(number, records, done, producer=producer)
         failure = await written
-        return [refused or _commit_error(failure) for refused in errors]
+        return [refused or commit_error(failure) for refused in errors]
 
     def _offset_error(self, offset: NewOffset) -> Error:
         size_bytes = len((offset.metadata or "").encode())
@@ -483,7 +488,7 @@ class GroupCoordinator:
             return Error.NON_EMPTY_GROUP
         failure = await self._remove(group_id, partial(self._all_offsets, group_id), is_group_removed=True)
         if failure:
-            return _group_error(failure)
+            return group_error(failure)
         return Error.NONE if self._groups.get(group_id) is not group else Error.NON_EMPTY_GROUP
 
     async def _remove(
@@ -579,21 +584,3 @@ def _value_of(offset: NewOffset, now_ms: int) -> OffsetValue:
         expire_ms=None if after_ms is None else now_ms + after_ms,
         topic_id=offset.topic_id,
     )
-
-
-def _group_error(error: Error) -> Error:
-    """Source: kafka `GroupMetadataManager.appendGroupMetadataErrorToResponseError`."""
-    match error:
-        case Error.UNKNOWN_TOPIC_OR_PARTITION:
-            return Error.COORDINATOR_NOT_AVAILABLE
-        case Error.NOT_LEADER_OR_FOLLOWER | Error.KAFKA_STORAGE_ERROR:
-            return Error.NOT_COORDINATOR
-        case Error.MESSAGE_TOO_LARGE:
-            return Error.UNKNOWN_SERVER_ERROR
-        case _:
-            return error
-
-
-def _commit_error(error: Error) -> Error:
-    """Source: kafka `GroupCoordinatorService.handleOperationException`."""
-    return Error.INVALID_COMMIT_OFFSET_SIZE if error is Error.MESSAGE_TOO_LARGE else _group_error(error)

@@ -104,6 +104,24 @@ class OffsetsWriter:
         self._start(partition)
 
 
+def group_error(error: Error) -> Error:
+    """What a member gets for a failed append. Source: kafka `GroupMetadataManager.appendGroupMetadataErrorToResponseError`."""
+    match error:
+        case Error.UNKNOWN_TOPIC_OR_PARTITION:
+            return Error.COORDINATOR_NOT_AVAILABLE
+        case Error.NOT_LEADER_OR_FOLLOWER | Error.KAFKA_STORAGE_ERROR:
+            return Error.NOT_COORDINATOR
+        case Error.MESSAGE_TOO_LARGE:
+            return Error.UNKNOWN_SERVER_ERROR
+        case _:
+            return error
+
+
+def commit_error(error: Error) -> Error:
+    """What a client gets for a failed commit. Source: kafka `GroupCoordinatorService.handleOperationException`."""
+    return Error.INVALID_COMMIT_OFFSET_SIZE if error is Error.MESSAGE_TOO_LARGE else group_error(error)
+
+
 def _append_all(
     log: OffsetsLog, partition: int, records: Sequence[LogRecord], now_ms: int, producer: Producer | None
 ) -> list[int]:
