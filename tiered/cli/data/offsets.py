@@ -6,6 +6,7 @@ import json
 import sys
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Annotated
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from tiered.manager.manager import LogManager
     from tiered.read.bucket_reader import RemoteLog
     from tiered.read.reader import TieredReader
+    from tiered.serve.node.following import Following
 
 # Kafka's names and codes (`tiered.read.offset_listing`), and the words of `consume --from`
 _SPECS = {
@@ -79,6 +81,13 @@ class _Place:
         if self.is_local and (self.url is not None or read_compacted):
             raise click.UsageError("--local reads only the log on this disk; remove --remote and --read-compacted")
 
+    def following(self, session: Session, topic: str, isolation: Isolation) -> Following:
+        from tiered.serve.node.following import Following
+
+        if self.url is not None:
+            return Following((), None, isolation)
+        return Following(session.config().data_dirs, lambda: session.topics().get(topic).topic_id, isolation)
+
     def open(self, session: Session, topic: str) -> AbstractContextManager[LogManager | RemoteLog]:
         if self.url is None:
             return session.manager(read_only=True, is_alone=self.is_local, is_hasty=not self.is_local)
@@ -105,10 +114,13 @@ def consume(
         "--read-compacted", "Read a compacted view below its horizon, then the log; fails without a view."
     ),
     view: str | None = option("--view NAME", "Choose another view than 'compacted' for --read-compacted."),
+    follow: bool = option("--follow", "Continue with new records, until Ctrl-C or the count of -n."),
     place: _Place = GROUP,
 ) -> int:
     """Print the records of a partition, or of all partitions of a topic one after another, up to the log end."""
     place.check(read_compacted=read_compacted)
+    if follow and read_compacted:
+        raise click.UsageError("--follow reads the full log; remove --read-compacted")
     if view is not None and not read_compacted:
         raise click.UsageError("--view requires --read-compacted; without it the full log is read")
     topic, number = parse_partition(target)
@@ -117,31 +129,33 @@ def consume(
     write = sys.stdout.buffer.write
     from tiered.read.bucket_reader import RemoteLog
 
-    with place.open(session, topic) as source:
-        if number is not None:
-            partitions = [TopicPartition(topic, number)]
-        elif isinstance(source, RemoteLog):
-            partitions = source.partitions(topic)
-        else:
-            partitions = source.topics.get(topic).partitions()
-        if place.is_local and not isinstance(source, RemoteLog):
-            reader = source.partitions.local_reader(Isolation(isolation))
-        else:
-            reader = source.reader(Isolation(isolation), read_compacted=read_compacted, view=view or VIEW)
-        _print_lost(reader, partitions)
-        if not isinstance(source, RemoteLog) and not place.is_local:
-            session.report_served_alone(source.problems, partitions)
-        records = (
-            (partition, record)
-            for partition in partitions
-            for record in reader.records(partition, first_offset(reader, partition, position))
-        )
-        for partition, record in islice(records, count):
-            if output == "jsonl":
-                write(to_json(ConsumedRecord.of_stored(partition, record)).encode() + b"\n")
-            else:
-                write(show(partition, record))
-        return _report_inconsistencies(source, partitions) if isinstance(source, RemoteLog) else Exit.DONE
+    with place.following(session, topic, Isolation(isolation)) as following:
+        while True:
+            with place.open(session, topic) as source:
+                if number is not None:
+                    partitions = [TopicPartition(topic, number)]
+                elif isinstance(source, RemoteLog):
+                    partitions = source.partitions(topic)
+                else:
+                    partitions = source.topics.get(topic).partitions()
+                if place.is_local and not isinstance(source, RemoteLog):
+                    reader = source.partitions.local_reader(Isolation(isolation))
+                else:
+                    reader = source.reader(Isolation(isolation), read_compacted=read_compacted, view=view or VIEW)
+                _print_lost(reader, partitions)
+                if not isinstance(source, RemoteLog) and not place.is_local:
+                    session.report_served_alone(source.problems, partitions)
+                records = following.records(reader, partitions, partial(first_offset, reader, position=position))
+                for partition, record in islice(records, None if count is None else count - following.count):
+                    if output == "jsonl":
+                        write(to_json(ConsumedRecord.of_stored(partition, record)).encode() + b"\n")
+                    else:
+                        write(show(partition, record))
+                code = _report_inconsistencies(source, partitions) if isinstance(source, RemoteLog) else Exit.DONE
+            if not follow or following.count == count:
+                return code
+            sys.stdout.buffer.flush()
+            following.wait()
 
 
 def _print_lost(reader: TieredReader, partitions: list[TopicPartition]) -> None:

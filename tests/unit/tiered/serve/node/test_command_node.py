@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from local.errors import AccessDenied, LogError, Unavailable
+from local.names import TopicPartition
+from local.records.isolation import Isolation
 from tiered.cli.main import invoke
 from tiered.cli.session import Session, now_ms
 from tiered.manager import remote_acks
@@ -20,9 +22,10 @@ from tiered.manager.manager import LogManager
 from tiered.serve.commands import unix_socket
 from tiered.serve.commands.operation_jobs import Work
 from tiered.serve.commands.unix_socket import FILE, NodeSocket, connect
-from tiered.serve.node import command_node, operations
+from tiered.serve.node import command_node, following, operations
 from tiered.serve.node.command_node import RunningNode, find_node
 from tiered.serve.node.endpoint import serving_node
+from tiered.serve.node.following import Following
 from tiered.serve.node.operations import CompactedTopic
 
 SETUP = (
@@ -448,3 +451,60 @@ def test_a_directory_that_cannot_hold_a_socket_is_skipped(tmp_path: Path, caplog
         own.publish()
         assert own.listener is None
     assert "commands cannot use this node" in caplog.text
+
+
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+@pytest.mark.parametrize("is_beside", [True, False])
+def test_consume_follows_new_records_with_and_without_a_running_node(
+    is_beside: bool,
+    isolation: str,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(following, "PAUSE_S", 0.01)
+    capfd.readouterr()
+    codes: list[int] = []
+    words = ["-C", str(home), "consume", "other", "--follow", "-n", "120", "-f", "%p %o\\n", "--isolation", isolation]
+    with running(home) if is_beside else nullcontext():
+        reader = threading.Thread(target=lambda: codes.append(invoke(words)))
+        reader.start()
+        for _ in range(2):
+            assert invoke(["-q", "append", "other", "lines", "-K", ":", "-o", "csv"]) == 0
+        reader.join(60)
+    assert codes == [0]
+    lines = [line for line in capfd.readouterr().out.splitlines() if re.fullmatch(r"\d+ \d+", line)]
+    assert len(set(lines)) == len(lines) == 120
+
+
+def test_a_follower_is_woken_by_the_append_and_survives_the_end_of_the_node(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its long poll lasts half a minute: without the wake-up the test would take that long."""
+    pauses: list[float] = []
+    name = TopicPartition("plain", 0)
+    roots = [str(home / "data"), str(home / "more")]
+    topic_id = Session(directory=str(home)).topics().get("plain").topic_id
+    with Following(roots, lambda: topic_id, Isolation.READ_UNCOMMITTED, pauses.append) as follower:
+
+        def read() -> list[int]:
+            with Session(directory=str(home)).manager(read_only=True) as manager:
+                return [each.offset for _, each in follower.records(manager.reader(), [name], lambda name: 50)]
+
+        assert read() == list(range(50, 60))
+        with running(home):
+            waiter = threading.Thread(target=follower.wait)
+            waiter.start()
+            assert invoke(["-q", "append", "plain", "lines"]) == 0
+            waiter.join(20)
+            assert not waiter.is_alive()
+            assert (read(), pauses) == (list(range(60, 120)), [])
+        follower.wait()  # the connection has ended: a reason to look
+        assert read() == []
+        follower.wait()
+        assert pauses, "the node ended: the reader pauses, and reads again"
+        assert read() == []
+
+
+def test_following_a_view_is_refused(home: Path) -> None:
+    assert invoke(["consume", "plain", "--follow", "--read-compacted"]) == 2
