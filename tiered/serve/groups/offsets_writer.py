@@ -105,7 +105,10 @@ class OffsetsWriter:
 
 
 def group_error(error: Error) -> Error:
-    """What a member gets for a failed append. Source: kafka `GroupMetadataManager.appendGroupMetadataErrorToResponseError`."""
+    """What a member gets for a failed append.
+
+    Source: kafka `GroupMetadataManager.appendGroupMetadataErrorToResponseError`.
+    """
     match error:
         case Error.UNKNOWN_TOPIC_OR_PARTITION:
             return Error.COORDINATOR_NOT_AVAILABLE
