@@ -13,8 +13,8 @@ Search for the newest manifest:
 * From a known N, GET N+1. A 404 means "nothing new", unless GC deleted N since; then the boundary has passed N. The
   boundary is read (one more 404) after each walk over manifests, for an `exact` answer, and at every QUIET_MAX-th 404
   in a row, so that a reader that slept for long notices.
-* The manifests are listed after PROBES_MAX steps, without a known N, and if N is void. A listing only gives a start: N+1
-  is still requested, concurrently with N. The boundary is read after the GET of N: GC may have deleted N since the
+* The manifests are listed after PROBES_MAX steps, without a known N, and if N is void. A listing only gives a start:
+  N+1 is still requested, concurrently with N. The boundary is read after the GET of N: GC may have deleted N since the
   listing, and a writer that slept may have created the name again.
 * Each manifest records how many boundaries its writer knew. The search for the next boundary starts there.
 
