@@ -145,9 +145,7 @@ def test_clients_produce_with_every_codec(client: Callable[..., None], codec: st
     sent = records()
     with node(tmp_path, t={}) as (manager, address):
         client(address, sent, codec, -1, is_idempotent=codec in ("none", "zstd"))
-        # librdkafka sends lz4 only to servers with consumer groups (FindCoordinator), and no codec to others.
-        falls_back = client is by_librdkafka and codec == "lz4"
-        assert codecs(manager) in ({CODECS[codec]}, {Codec.NONE} if falls_back else {CODECS[codec]})
+        assert codecs(manager) == {CODECS[codec]}
         found = stored(manager)
         assert [(each.key, each.value, each.timestamp_ms) for each in found] == sent
         assert {tuple(each.headers) for each in found} == {tuple(HEADERS)}

@@ -16,21 +16,12 @@ caller repeats it until the returned offset covers its own batches. So any numbe
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from uuid import UUID
 
-from local.errors import (
-    ErrorCode,
-    Fenced,
-    InvalidRequest,
-    LogError,
-    NotFound,
-    OutOfOrderSequence,
-    ProducerFenced,
-)
+from local.errors import InvalidRequest
 from local.format.batch_header import (
     CODEC_BITS,
     LENGTH_MIN,
@@ -49,7 +40,6 @@ if TYPE_CHECKING:
 
 _ENTRY_BYTES_MIN = 14  # kafka LegacyRecord.RECORD_OVERHEAD_V0: no size field is smaller
 _ZSTD_SINCE = 7  # the first version of Produce with zstd
-_log = logging.getLogger(__name__)
 
 
 class RecordError(NamedTuple):
@@ -137,32 +127,6 @@ class RecordSink(Protocol):
 
     def new_producer_id(self) -> int:
         """An id that no producer of this node has or had. The reservation is durable."""
-
-
-def append_error(error: BaseException, where: object) -> Error:
-    """Kafka's code for an error of a sink. Logs errors that are not the client's."""
-    match error:
-        case RefusedBatch():
-            return error.error
-        case OutOfOrderSequence():
-            return Error.OUT_OF_ORDER_SEQUENCE_NUMBER
-        case ProducerFenced():
-            return Error.INVALID_PRODUCER_EPOCH
-        case InvalidRequest() if error.code is ErrorCode.TRANSACTION_OPEN:
-            return Error.INVALID_TXN_STATE
-        case NotFound():
-            return Error.UNKNOWN_TOPIC_OR_PARTITION
-        case Fenced():
-            _log.warning("cannot append for a client: partition=%s error=%s", where, error)
-            return Error.NOT_LEADER_OR_FOLLOWER
-        case LogError():
-            _log.warning("cannot append for a client: partition=%s error=%s", where, error)
-            return Error.KAFKA_STORAGE_ERROR
-        case Exception():
-            _log.error("cannot append for a client: partition=%s", where, exc_info=error)
-            return Error.UNKNOWN_SERVER_ERROR
-        case _:
-            raise error
 
 
 def whole_batches(data: memoryview) -> Iterator[tuple[int, int, int]]:

@@ -23,14 +23,25 @@ Source: kafka `KafkaApis.handleProduceRequest`, `ReplicaManager.appendRecords`, 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from uuid import UUID
 
-from local.errors import InvalidRequest, LogError, NotFound, Unavailable
+from local.errors import (
+    ErrorCode,
+    Fenced,
+    InvalidRequest,
+    LogError,
+    NotFound,
+    OutOfOrderSequence,
+    ProducerFenced,
+    Unavailable,
+)
 from local.names import TopicPartition
+from tiered.serve.handlers.repeated_errors import RepeatedErrors
 from tiered.serve.handlers.service import Call, Service, served_partition
 from tiered.serve.handlers.transactions import init_transactional_producer
 from tiered.serve.messages.base import Error
@@ -47,7 +58,7 @@ from tiered.serve.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
-from tiered.serve.record_sink import Appended, RecordSink, RefusedBatch, append_error, check_produced
+from tiered.serve.record_sink import Appended, RecordSink, RefusedBatch, check_produced
 from tiered.serve.record_source import INTERNAL_TOPICS, ServedTopic
 from tiered.serve.transactions.coordinator import Check, TransactionCoordinator
 from tiered.serve.transactions.transaction import ProducerOf
@@ -68,6 +79,8 @@ _WITHOUT_LOG_START = frozenset(
     }
 )
 _ADMIN_CLIENT = "__admin_client"  # kafka AdminUtils: may append to internal topics
+_log = logging.getLogger(__name__)
+_errors = RepeatedErrors(_log, attempt="cannot append for a client")
 
 
 @dataclass(slots=True)
@@ -180,6 +193,32 @@ async def _wait_for_bucket(sink: RecordSink, partition: TopicPartition, next_off
 
     sink.when_in_bucket(partition, next_offset, notify)
     await held
+
+
+def append_error(error: BaseException, where: object) -> Error:
+    """Kafka's code for an error of a sink. Logs errors that are not the client's."""
+    match error:
+        case RefusedBatch():
+            return error.error
+        case OutOfOrderSequence():
+            return Error.OUT_OF_ORDER_SEQUENCE_NUMBER
+        case ProducerFenced():
+            return Error.INVALID_PRODUCER_EPOCH
+        case InvalidRequest() if error.code is ErrorCode.TRANSACTION_OPEN:
+            return Error.INVALID_TXN_STATE
+        case NotFound():
+            return Error.UNKNOWN_TOPIC_OR_PARTITION
+        case Fenced():
+            _errors.warn(where, error)
+            return Error.NOT_LEADER_OR_FOLLOWER
+        case LogError():
+            _errors.warn(where, error)
+            return Error.KAFKA_STORAGE_ERROR
+        case Exception():
+            _log.error("cannot append for a client: partition=%s", where, exc_info=error)
+            return Error.UNKNOWN_SERVER_ERROR
+        case _:
+            raise error
 
 
 def _shares(topic: TopicProduceData, *, waits: bool) -> Iterator[_Share]:

@@ -18,8 +18,14 @@ PLACES_MAX = 10_000
 class RepeatedErrors:
     """Remembers when errors were logged. Thread safe. `clock` returns seconds that never fall."""
 
-    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
-        self._log, self._clock = log, clock
+    def __init__(
+        self,
+        log: logging.Logger,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        attempt: str = "cannot serve a partition",
+    ) -> None:
+        self._log, self._clock, self._attempt = log, clock, attempt
         self._lock = threading.Lock()
         self._logged_s: OrderedDict[tuple[object, type[BaseException]], float] = OrderedDict()
 
@@ -31,7 +37,7 @@ class RepeatedErrors:
 
     def _write(self, level: int, where: object, error: BaseException) -> None:
         level = level if self._is_due(where, error) else logging.DEBUG
-        self._log.log(level, "cannot serve a partition: partition=%s error=%s", where, error)
+        self._log.log(level, "%s: partition=%s error=%s", self._attempt, where, error)
 
     def _is_due(self, where: object, error: BaseException) -> bool:
         place, now_s = (where, type(error)), self._clock()

@@ -15,10 +15,10 @@ from uuid import UUID
 from local.errors import Corrupt, Fenced, InvalidRequest, LogError, NotFound, OffsetOutOfRange
 from local.names import TopicPartition
 from tiered.serve.admin import Admin, Configs
-from tiered.serve.byte_budget import ByteBudget
 from tiered.serve.commands.operation_jobs import Jobs
 from tiered.serve.endpoint_metrics import EndpointMetrics
 from tiered.serve.groups.coordinator import GroupCoordinator
+from tiered.serve.handlers.byte_budget import ByteBudget
 from tiered.serve.handlers.fetch_sessions import FetchSessions
 from tiered.serve.handlers.repeated_errors import RepeatedErrors
 from tiered.serve.messages.base import Api, Error, OwnApi, Versions

@@ -27,10 +27,12 @@ from local.names import TopicPartition
 from tiered.manager.manager import DRAIN_S, LogManager
 from tiered.manager.remote_acks import PAUSE_S, TIMEOUT_MS, held_upto, wait_for_bucket
 from tiered.partition.partition import Partition
+from tiered.serve.handlers.repeated_errors import RepeatedErrors
 from tiered.serve.messages.base import Error
 from tiered.serve.record_sink import RefusedBatch
 
 Notify = Callable[[Exception | None], None]
+_NAMED_MAX = 10
 _log = logging.getLogger(__name__)
 
 
@@ -46,6 +48,7 @@ class BucketAcks:
 
     def __init__(self, manager: LogManager, clock: Callable[[], int]) -> None:
         self._manager, self._clock = manager, clock
+        self._errors = RepeatedErrors(_log, attempt="appends wait for the bucket")
         self._changed = threading.Condition()
         self._waiting: list[_Waiting] = []
         self._is_closed = threading.Event()
@@ -115,7 +118,7 @@ class BucketAcks:
                 should_stop=self._is_closed.is_set,
             )
         except LogError as error:
-            _log.warning("appends wait for the bucket: partitions=%d error=%s", len(ends), error)
+            self._errors.warn(",".join(map(str, sorted(ends)[:_NAMED_MAX])), error)
         except Exception:  # noqa: BLE001 - the thread serves the other partitions
             _log.exception("appends wait for the bucket: partitions=%d", len(ends))
         else:

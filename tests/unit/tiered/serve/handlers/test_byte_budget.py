@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from tiered.serve.byte_budget import ByteBudget
+from tiered.serve.handlers.byte_budget import ByteBudget
 
 T = TypeVar("T")
 
