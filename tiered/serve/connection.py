@@ -9,6 +9,8 @@ request begins. So requests of one connection share an fsync too. At most IN_FLI
 | another request | `idle_s` | it is closed |
 | the memory of a request above `TINY_BYTES` (`Load`), before it is read | | |
 | the rest of a frame, from its length on | `frame_s`, and a second for each FRAME_BYTES_PER_S | it is closed |
+| the TLS handshake | HANDSHAKE_S | it is closed |
+| the client to authenticate | `authentication.timeout.ms` | it is closed |
 | the client to read `sender.SLICE_BYTES` of a response | `send_s` | it is closed |
 
 Memory of one connection: the frames of its requests at work, each at most `frame_bytes_max`, and their responses
@@ -21,17 +23,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from local.errors import InvalidRequest, LogError
+from tiered.serve.codec import size_of
 from tiered.serve.handlers.dispatch import answer
 from tiered.serve.handlers.service import Call, Endpoint, Service
 from tiered.serve.messages.base import Api, Piece
 from tiered.serve.protocol import Received, encode, parse
+from tiered.serve.security.principals import ANONYMOUS, LOCAL
+from tiered.serve.security.security import Security
+from tiered.serve.security.session import MESSAGE_BYTES_MAX, Session
+from tiered.serve.security.tls import HANDSHAKE_S
 from tiered.serve.sender import Sender, memory_bytes
 
 FRAME_BYTES_MAX = 100 << 20  # kafka socket.request.max.bytes
@@ -40,7 +49,7 @@ FRAME_BYTES_PER_S = 1 << 20
 IN_FLIGHT_MAX = 16
 LARGE = frozenset((Api.CREATE_TOPICS, Api.DESCRIBE_CONFIGS))  # some 50 settings of each topic
 _PIECE_BYTES = 256 << 10  # what asyncio reads at once
-_LENGTH = struct.Struct(">i")
+_LENGTH, _API = struct.Struct(">i"), struct.Struct(">h")
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close at once
 _PRODUCE = struct.pack(">h", Api.PRODUCE)
 _HEAD_BYTES = 8  # API key, version and correlation id: no request is shorter
@@ -90,11 +99,21 @@ class Connection:
         self._frame_bytes_max = limits.frame_bytes_max or by_apis
         self._in_flight: deque[asyncio.Task[None]] = deque()
         self._has_failed = False
-        self._sender = Sender(writer, service.pool, send_s=limits.send_s)
+        self.address = self.client.rpartition(":")[0]
+        self.is_local = writer.get_extra_info("socket").family == socket.AF_UNIX
+        self._loop = asyncio.get_running_loop()
+        self._session = Session(None, self._loop.time, self.address, principal=LOCAL if self.is_local else ANONYMOUS)
+        self._muted_until_s = 0.0  # no request is read before
 
     async def serve(self) -> None:
         try:
-            while (request := await self._request()) is not None:
+            security = None if self.is_local else self._service.security
+            if security is not None:
+                self._session = security.session(self.address, await self._handshake(security))
+            self._sender = Sender(self._writer, self._service.pool, send_s=self._limits.send_s)
+            if security is not None and not self._session.is_ready:
+                await self._authenticate(security)
+            while not self._session.is_failed and (request := await self._request()) is not None:
                 await self._begin(request)
             await self._all_answered()
         except _Failed:
@@ -120,6 +139,37 @@ class Connection:
                 _log.debug("connection ended by the client: client=%s cause=%s", self.client, type(error).__name__)
             case _:  # the other clients are served on
                 _log.error("connection closed after an internal error: client=%s", self.client, exc_info=error)
+
+    async def _handshake(self, security: Security) -> dict[str, Any] | None:
+        """Begin TLS, if it is set; the verified certificate of the client."""
+        context = security.context
+        if context is None:
+            return None
+        self._writer.transport.pause_reading()  # type: ignore[attr-defined]  # the first bytes belong to TLS
+        try:
+            await self._writer.start_tls(context, ssl_handshake_timeout=HANDSHAKE_S)
+        except (ssl.SSLError, ConnectionError) as error:
+            cause = (getattr(error, "reason", None) or type(error).__name__).replace("_", " ").lower()
+            text = "connection closed, no TLS handshake: address=%s cause=%s"
+            security.tally.warn(_log, ("tls", self.address), text, self.address, cause)
+            raise ConnectionAbortedError from None
+        found: ssl.SSLObject = self._writer.get_extra_info("ssl_object")
+        return found.getpeercert()
+
+    async def _authenticate(self, security: Security) -> None:
+        """Serve until the client is authenticated, or its connection is to be closed."""
+        limit_s = security.settings.authentication_s
+        try:
+            async with asyncio.timeout(limit_s):
+                while not (self._session.is_ready or self._session.is_failed):
+                    request = await self._request()
+                    if request is None:
+                        raise ConnectionAbortedError
+                    await self._begin(request)
+        except TimeoutError:
+            text = "connection closed, the client did not authenticate: address=%s limit=%gs"
+            security.tally.warn(_log, ("late", self.address), text, self.address, limit_s)
+            raise ConnectionAbortedError from None
 
     async def _begin(self, request: _Request) -> None:
         """Start a request. Return when the next one may begin."""
@@ -151,6 +201,8 @@ class Connection:
 
     async def _request(self) -> _Request | None:
         """The next request; None at the end. Raises InvalidRequest for an unacceptable length."""
+        if (pause_s := self._muted_until_s - self._loop.time()) > 0:
+            await asyncio.sleep(pause_s)
         try:
             async with asyncio.timeout(self._limits.idle_s):
                 prefix = await self._reader.readexactly(_LENGTH.size)
@@ -162,8 +214,10 @@ class Connection:
                 raise
             return None
         (length,) = _LENGTH.unpack(prefix)
-        if not _HEAD_BYTES <= length <= self._frame_bytes_max:
-            allowed = f"{_HEAD_BYTES}..{self._frame_bytes_max}"
+        least, most = (0 if self._session.takes_raw else _HEAD_BYTES), self._frame_bytes_max
+        most = most if self._session.is_ready else min(most, MESSAGE_BYTES_MAX)
+        if not least <= length <= most:
+            allowed = f"{least}..{most}"
             wrong = "invalid length of a request, is this a Kafka client without TLS?"
             await self._all_answered()
             raise InvalidRequest(wrong, bytes=length, allowed=allowed)
@@ -211,6 +265,10 @@ class Connection:
     ) -> tuple[Sequence[Piece], Callable[[float], None]]:
         """The response, no pieces for a request without one, and the count of the request after the seconds it took."""
         metrics = self._service.metrics
+        session = self._session
+        if session.takes_raw:
+            return await self._continued(frame), lambda seconds: None
+        session.check(_API.unpack_from(frame)[0])
         received = parse(frame, self._service.apis)
         if isinstance(received, Received):
             header = received.header
@@ -218,7 +276,9 @@ class Connection:
                 version=header.api_version,
                 endpoint=self._endpoint,
                 client_id=header.client_id,
-                client_host=self.client.rpartition(":")[0],
+                client_host=self.address,
+                principal=session.principal,
+                session=session,
                 proceed=proceed,
             )
             response = await answer(self._service, header.api_key, received.request, call)
@@ -227,12 +287,35 @@ class Connection:
                 pieces = await self._service.call("encode", object(), partial(encode, header, response))
             elif response is not None:
                 pieces = encode(header, response)
+            pause_s = self._charge(header.api_key, len(frame), pieces)
+            if pause_s and hasattr(response, "throttle_time_ms"):
+                throttled = replace(response, throttle_time_ms=max(1, int(pause_s * 1000)))  # type: ignore[type-var]
+                pieces = encode(header, throttled)
+            if session.is_failed:
+                await asyncio.sleep(session.delay_s)
             return pieces, partial(metrics.answered, header.api_name, response)
         header = received.header
         facts = (self.client, header.api_name, header.api_version)
         _log.warning("request not served: client=%s api=%s version=%d", *facts)
         metrics.unsupported(header.api_name)
         return received.pieces, lambda seconds: None
+
+    async def _continued(self, frame: bytearray) -> Sequence[Piece]:
+        """Pass a message without a head of Kafka to the exchange. A failure has no response."""
+        outcome = await self._session.authenticate(bytes(frame))
+        if self._session.is_failed:
+            await asyncio.sleep(self._session.delay_s)
+            return ()
+        return (_LENGTH.pack(len(outcome.reply)) + outcome.reply,)
+
+    def _charge(self, api: int, request_bytes: int, pieces: Sequence[Piece]) -> float:
+        """Record a request against the quotas of its principal; the seconds that the client has to pause."""
+        security = self._service.security
+        if security is None or self.is_local:
+            return 0.0
+        pause_s = security.charge(self._session.principal, api, request_bytes, sum(map(size_of, pieces)))
+        self._muted_until_s = max(self._muted_until_s, self._loop.time() + pause_s)
+        return pause_s
 
 
 def _nothing() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 
 from local.errors import InvalidRequest
 from tiered.serve.commands.operation_jobs import Jobs
 from tiered.serve.handlers.service import Endpoint, Service
 from tiered.serve.peers import Peers, answers
+from tiered.serve.security.security import Security
 from tiered.serve.server import KafkaServer
 
 _EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - addresses to refuse
@@ -37,6 +39,17 @@ def serving(
         yield server
 
 
+@contextmanager
+def secured(path: str | None, clock: Callable[[], float], wall_clock: Callable[[], float]) -> Iterator[Security | None]:
+    """The security of the file, followed within the block; None without a file. Raises as `Security`."""
+    if path is None:
+        yield None
+        return
+    with closing(Security(path, clock, wall_clock)) as security:
+        security.start()
+        yield security
+
+
 def parse_endpoint(option: str, text: str | None) -> Endpoint | None:
     """The address in the value of an `option`; None without a value. Raises InvalidRequest."""
     if text is None:
@@ -49,8 +62,10 @@ def parse_endpoint(option: str, text: str | None) -> Endpoint | None:
 
 
 @contextmanager
-def joined(own: Endpoint, peers: str | None) -> Iterator[Peers | None]:
+def joined(own: Endpoint, peers: str | None, *, has_tls: bool = False) -> Iterator[Peers | None]:
     """The replicas in the value of ``--peers`` and this one, probed within the block; None without a value.
+
+    `has_tls`: all of them serve over TLS.
 
     Raises InvalidRequest.
     """
@@ -60,13 +75,15 @@ def joined(own: Endpoint, peers: str | None) -> Iterator[Peers | None]:
     others = [found for text in peers.split(",") if (found := parse_endpoint("--peers", text.strip())) is not None]
     if own.host in _EVERYWHERE or not own.port:
         raise InvalidRequest("--peers needs the address of this replica: add --advertise", host=own.host, port=own.port)
-    with closing(Peers(own, others, answers)) as members:
+    with closing(Peers(own, others, partial(answers, has_tls=has_tls))) as members:
         members.start()
         yield members
 
 
-def check_permitted(option: str, permission: str, *, is_permitted: bool) -> None:
-    """Raise InvalidRequest for an address that other machines can reach, without the permission for it."""
-    if not is_permitted:
-        wrong = f"{option} is not on loopback, and clients are not authenticated: add {permission}"
-        raise InvalidRequest(wrong)
+def check_permitted(option: str, permission: str, *, is_permitted: bool, security: Security | None) -> None:
+    """Raise InvalidRequest for an address that other machines can reach, without protection or permission."""
+    if is_permitted or (security is not None and security.is_protected):
+        return
+    missing = "authenticated" if security is None or not security.settings.authenticates else "protected by TLS"
+    remedy = f"add {permission}, or --security FILE with both"
+    raise InvalidRequest(f"{option} is not on loopback, and clients are not {missing}: {remedy}")

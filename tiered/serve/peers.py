@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -122,9 +123,15 @@ class Peers:
             self.check()
 
 
-def answers(address: Endpoint, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
-    """Whether a Kafka endpoint answers ApiVersions at `address`."""
+def answers(address: Endpoint, timeout_s: float = PROBE_TIMEOUT_S, *, has_tls: bool = False) -> bool:
+    """Whether a Kafka endpoint answers at `address`: ApiVersions, or with `has_tls` a handshake, also by a refusal."""
     with suppress(OSError), socket.create_connection((address.host, address.port), timeout_s) as client:
+        if has_tls:
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent
+            with suppress(ssl.SSLError):
+                context.wrap_socket(client).close()
+            return True
         client.sendall(_VERSIONS)
         client.settimeout(timeout_s)
         with client.makefile("rb") as reader:

@@ -39,6 +39,7 @@ from tiered.serve.messages import (
     operations,
     produce,
     reassignments,
+    sasl,
     topics,
     transactions,
 )
@@ -58,10 +59,13 @@ SERVED: Mapping[int, Versions] = MappingProxyType(
         **transactions.APIS,
         **groups.APIS,
         **group_offsets.APIS,
+        **sasl.APIS,
     }
 )
 OWN: Mapping[int, Versions] = operations.APIS
 _KNOWN = {**SERVED, **OWN}
+# Of a server without Produce, which closes the connection after such a request.
+_PRODUCE = Versions(3, 3, object, object)
 _INT16, _INT32 = struct.Struct(">h"), struct.Struct(">i")
 
 
@@ -159,10 +163,14 @@ def read_response(header: Header, data: memoryview) -> object:
 
 
 def supported(apis: Mapping[int, Versions], error: Error = Error.NONE) -> ApiVersionsResponse:
-    """The response to ApiVersions of a server with these APIs."""
+    """The response to ApiVersions of a server with these APIs.
+
+    It lists Produce in every case: librdkafka fetches batches of format 2 only from a server that does.
+    """
+    listed = {Api.PRODUCE: _PRODUCE, **apis}
     keys = [
         ApiVersion(api_key=key, min_version=each.min_version, max_version=each.max_version)
-        for key, each in apis.items()
+        for key, each in listed.items()
     ]
     return ApiVersionsResponse(error_code=error, api_keys=tuple(keys))
 

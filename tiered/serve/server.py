@@ -142,9 +142,18 @@ class KafkaServer:
                 _log.warning("connection refused, too many are open: client=%s limit=%d times=%d", *facts)
             writer.transport.abort()
             return
+        security = service.security if not connection.is_local else None
+        limit = security.admission.enter(connection.address) if security is not None else None
+        if security is not None and limit is not None:
+            text = "connection refused: address=%s limit=%s"
+            security.tally.warn(_log, ("refused", connection.address), text, connection.address, limit)
+            writer.transport.abort()
+            return
         task = asyncio.get_running_loop().create_task(connection.serve())
         self._tasks[task] = writer.transport
         task.add_done_callback(self._tasks.pop)
+        if security is not None:
+            task.add_done_callback(lambda _: security.admission.leave(connection.address))
 
 
 def bound(host: str, port: int, *, is_shared: bool = False) -> socket.socket:

@@ -64,6 +64,7 @@ BESIDE = {
         "pause",
         "resume",
         "serve",
+        "credentials",
         "web",
         "completion",
         "rotate-keys",

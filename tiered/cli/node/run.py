@@ -38,10 +38,11 @@ if TYPE_CHECKING:
     from tiered.manager.manager import LogManager
     from tiered.observe.metrics import Metrics
     from tiered.serve.commands.unix_socket import NodeSocket
+    from tiered.serve.security.security import Security
+    from tiered.serve.security.tls import Tls
     from tiered.service.observations import Observations
     from tiered.service.worker import ServiceManager, Worker
     from tiered.web.http.server import Gate, Pages
-    from tiered.web.http.serving import Tls
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class AccessControl:
     @property
     def tls(self) -> Tls | None:
         """Return the TLS files. Raises UsageError for a key without a certificate."""
-        from tiered.web.http.serving import Tls
+        from tiered.serve.security.tls import Tls
 
         if self.tls_cert is not None:
             return Tls(certificate=self.tls_cert, key=self.tls_key)
@@ -111,12 +112,12 @@ def run(
                     site = Site(worker.manager, now_ms)
                     stack.enter_context(serving_pages(session, "--ui", ui, site.answer, access))
                 # Its end comes before the manager's.
-                stack.enter_context(kafka.serving(session, worker.manager, own, endpoint))
+                security = stack.enter_context(kafka.serving(session, worker.manager, own, endpoint))
         except KeyboardInterrupt:
             if once or not stop.was_asked_once or stop.signal == signal.SIGINT:
                 raise
             return Exit.DONE  # the exit code that service managers expect
-        code = _worked(session, worker, stop, seen, is_once=once)
+        code = _worked(session, worker, stop, seen, security, is_once=once)
     return Exit.INTERRUPTED if stop.signal == signal.SIGINT else code
 
 
@@ -150,7 +151,9 @@ def _started(
     return worker, own
 
 
-def _worked(session: Session, worker: Worker, stop: Stop, seen: Observations, *, is_once: bool) -> int:
+def _worked(
+    session: Session, worker: Worker, stop: Stop, seen: Observations, security: Security | None, *, is_once: bool
+) -> int:
     from tiered.service.worker import Heartbeat, ServiceManager
 
     manager, service = worker.manager, ServiceManager.of(os.environ)
@@ -159,7 +162,7 @@ def _worked(session: Session, worker: Worker, stop: Stop, seen: Observations, *,
             f"running, a maintenance round every {format_ms(worker.interval_ms)}: topics={len(manager.topics.all())}"
         )
     service.ready(counted(len(manager.partitions.all()), "partition"))
-    loop = _Loop(session, worker, stop, service, seen)
+    loop = _Loop(session, worker, stop, service, seen, security)
     with Heartbeat(service, loop.last_seen_s):
         code = _work_off(session, worker, stop) if is_once else loop.work()
     service.stopping()
@@ -204,8 +207,15 @@ class _Loop:
     """
 
     def __init__(
-        self, session: Session, worker: Worker, stop: Stop, service: ServiceManager, seen: Observations
+        self,
+        session: Session,
+        worker: Worker,
+        stop: Stop,
+        service: ServiceManager,
+        seen: Observations,
+        security: Security | None,
     ) -> None:
+        self._security = security
         self._session, self._worker, self._stop, self._service, self._seen = session, worker, stop, service, seen
         self._is_resting = False
         # Not the file's current time: it may have changed during the start.
@@ -232,6 +242,8 @@ class _Loop:
 
     def _reload(self) -> None:
         self._service.reloading()
+        if self._security is not None:
+            self._security.reload()
         try:
             done = self._worker.manager.topics.reload(self._session.config(), now_ms=now_ms())
         except LogError as error:

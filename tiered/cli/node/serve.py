@@ -1,17 +1,19 @@
-"""``tiered serve``: the topics of a bucket for Kafka clients."""
+"""``tiered serve``: the topics of a bucket for Kafka clients; ``credentials``: their passwords."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import click
 
 from tiered.cli.errors import Exit
-from tiered.cli.options import GROUP, command, duration_ms, option, size_bytes
+from tiered.cli.options import GROUP, argument, command, duration_ms, option, size_bytes
 from tiered.cli.session import Session, now_ms, stop_signals, store_options
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from tiered.serve.commands.unix_socket import NodeSocket
     from tiered.serve.endpoint_metrics import EndpointMetrics
     from tiered.serve.handlers.service import Service
+    from tiered.serve.security.security import Security
     from tiered.serve.workers import Worker
 
 _LOOPBACK = "127.0.0.1"
@@ -49,6 +52,20 @@ class _Bucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Protection:
+    """The security of an endpoint; the options of all commands that have one."""
+
+    file: str | None = option(
+        "--security FILE", "Protect the Kafka endpoint by TLS, authentication, ACLs and quotas of this file (TOML)."
+    )
+
+    def open(self) -> AbstractContextManager[Security | None]:
+        from tiered.serve.endpoint import secured
+
+        return secured(self.file, time.monotonic, time.time)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Address:
     """The address to listen at, and the one that clients are given."""
 
@@ -65,6 +82,7 @@ class _Address:
     peers: str | None = option("--peers HOST:PORT,...", "Share the partitions with these replicas of the bucket.")
     metrics: str | None = option("--metrics [HOST]:PORT", "Serve /metrics at this address; :9464 is loopback.")
     processes: int = option("--processes N", "Serve with N processes.", type=click.IntRange(1, 64), default=1)
+    protection: _Protection = GROUP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,34 +94,38 @@ class NodeAddress:
         "--kafka-advertise HOST:PORT", "Give Kafka clients this address; default: the one to which they connected."
     )
     is_open: bool = option("--kafka-without-authentication", "Allow a --kafka address that other machines can reach.")
+    protection: _Protection = GROUP
 
     @contextmanager
     def serving(
         self, session: Session, manager: LogManager, own: NodeSocket, metrics: EndpointMetrics
-    ) -> Iterator[None]:
+    ) -> Iterator[Security | None]:
         """Serve commands on the node's `own` socket, and Kafka clients at the address, within the block.
 
         Raises InvalidRequest for an unusable address.
         """
         own.publish()
         if self.listen is None and own.listener is None:
-            yield
+            yield None
             return
         from tiered.serve.node.endpoint import serving_node
 
-        host, port = self._checked_address() if self.listen is not None else (None, 0)
-        with serving_node(manager, host, port, self.advertised, own=own, now_ms=now_ms, metrics=metrics) as server:
-            if host is not None:
-                session.say("serving Kafka clients at {}:{}".format(*server.address))
-            yield
+        with self.protection.open() as security:
+            host, port = self._checked_address(security) if self.listen is not None else (None, 0)
+            with serving_node(
+                manager, host, port, self.advertised, security, own=own, now_ms=now_ms, metrics=metrics
+            ) as server:
+                if host is not None:
+                    session.say("serving Kafka clients at {}:{}".format(*server.address))
+                yield security
 
-    def _checked_address(self) -> tuple[str, int]:
+    def _checked_address(self, security: Security | None) -> tuple[str, int]:
         from tiered.serve.endpoint import check_permitted
         from tiered.web.http.server import is_loopback, parse_address
 
         host, port = parse_address(self.listen or "")
         is_permitted = self.is_open or is_loopback(host)
-        check_permitted("--kafka", "--kafka-without-authentication", is_permitted=is_permitted)
+        check_permitted("--kafka", "--kafka-without-authentication", is_permitted=is_permitted, security=security)
         return host, port
 
 
@@ -119,11 +141,6 @@ def serve(
     Consumers without a group read with any Kafka client. The process keeps nothing but its cache, and any number of
     them may serve one bucket. Neither a broker nor a node has to run.
     """
-    from tiered.serve.endpoint import check_permitted
-    from tiered.web.http.server import is_loopback
-
-    is_permitted = address.is_open or is_loopback(address.host)
-    check_permitted("--host", "--without-authentication", is_permitted=is_permitted)
     if address.metrics is not None and address.processes > 1:
         raise click.UsageError("--metrics needs one process: leave out --processes")
     refresh_ms = duration_ms("--refresh", refresh, "5s")
@@ -152,15 +169,18 @@ def _serve(session: Session, bucket: _Bucket, address: _Address, refresh_s: floa
     advertised = parse_endpoint("--advertise", address.advertised)
     own = advertised or Endpoint(host=address.host, port=address.port)
     with (
-        stop_signals() as stop,
+        stop_signals(reloads=True) as stop,
+        _checked(address) as security,
         bucket.open(worker) as remote,
         closing(BucketSource(remote, time.monotonic, refresh_s=refresh_s)) as source,
-        joined(own, address.peers) as peers,
+        joined(own, address.peers, has_tls=security is not None and security.context is not None) as peers,
     ):
         count = len(source.topics())  # an unreachable bucket ends the start
         broker_id = BROKER_ID if peers is None else peers.own.broker_id
         configs = BucketConfigs(source)
-        service = Service(source=source, prompt=source, configs=configs, peers=peers, broker_id=broker_id)
+        service = Service(
+            source=source, prompt=source, configs=configs, peers=peers, broker_id=broker_id, security=security
+        )
         with (
             _metrics(session, address.metrics, service),
             serving(service, address.host, address.port, advertised, is_shared=worker is not None) as server,
@@ -169,8 +189,22 @@ def _serve(session: Session, bucket: _Bucket, address: _Address, refresh_s: floa
                 session.say("serving {} topics to Kafka clients at {}:{} until Ctrl-C".format(count, *server.address))
             else:
                 worker.report_ready()
-            stop.wait(None, worker.parent_fd if worker is not None else None)
+            while not stop.is_set and not stop.wait(None, worker.parent_fd if worker is not None else None):
+                if stop.take_reload() and security is not None:
+                    security.reload()
     return Exit.DONE
+
+
+@contextmanager
+def _checked(address: _Address) -> Iterator[Security | None]:
+    """The security of the address. Raises InvalidRequest if other machines can reach it without protection."""
+    from tiered.serve.endpoint import check_permitted
+    from tiered.web.http.server import is_loopback
+
+    with address.protection.open() as security:
+        is_permitted = address.is_open or is_loopback(address.host)
+        check_permitted("--host", "--without-authentication", is_permitted=is_permitted, security=security)
+        yield security
 
 
 @contextmanager
@@ -186,3 +220,31 @@ def _metrics(session: Session, address: str | None, service: Service) -> Iterato
         server.start()
         session.say(f"metrics at {server.root}metrics")
         yield
+
+
+@command("credentials", example="credentials users.json alice")
+def credentials(
+    session: Session,
+    file: str = argument("FILE", type=click.Path()),
+    user: str | None = argument("[USER]"),
+    delete: bool = option("--delete", "Delete the user."),
+) -> None:
+    """Set the password of a user of the Kafka endpoint, or list the users of a file.
+
+    A terminal asks for the password; otherwise it is the first line of stdin. The file has salted keys of SCRAM, which
+    PLAIN uses too, and mode 0600. It is created with its first user.
+    """
+    from tiered.serve.security.credentials import Credentials, read_credentials, write_credentials
+
+    if user is None:
+        click.echo("".join(f"{name}\n" for name in sorted(read_credentials(file).users)), nl=False)
+        return
+    known = Credentials() if not delete and not os.path.exists(file) else read_credentials(file)
+    if delete:
+        changed = known.without_user(user)
+    elif sys.stdin.isatty():
+        changed = known.with_user(user, click.prompt("password", hide_input=True, confirmation_prompt=True, err=True))
+    else:
+        changed = known.with_user(user, sys.stdin.readline().rstrip("\r\n"))
+    write_credentials(file, changed)
+    session.say(f"user {user} {'deleted' if delete else 'set'}")

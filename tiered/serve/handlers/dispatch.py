@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from tiered.serve.handlers.authorization import RULES
 from tiered.serve.handlers.cluster import api_versions, describe_cluster, metadata
 from tiered.serve.handlers.configs import alter_configs, describe_configs, incremental_alter_configs
 from tiered.serve.handlers.fetch import fetch
@@ -24,6 +25,7 @@ from tiered.serve.handlers.offsets import list_offsets, offset_for_leader_epoch
 from tiered.serve.handlers.operations import await_operation, start_operation
 from tiered.serve.handlers.produce import init_producer_id, produce
 from tiered.serve.handlers.reassignments import alter_partition_reassignments, list_partition_reassignments
+from tiered.serve.handlers.sasl import sasl_authenticate, sasl_handshake
 from tiered.serve.handlers.service import Call, Handler, Service
 from tiered.serve.handlers.topic_partitions import describe_topic_partitions
 from tiered.serve.handlers.topics import create_partitions, create_topics, delete_topics
@@ -46,6 +48,8 @@ HANDLERS: Mapping[int, Handler] = MappingProxyType(
         Api.LIST_OFFSETS: list_offsets,
         Api.OFFSET_FOR_LEADER_EPOCH: offset_for_leader_epoch,
         Api.FETCH: fetch,
+        Api.SASL_HANDSHAKE: sasl_handshake,
+        Api.SASL_AUTHENTICATE: sasl_authenticate,
         Api.ADD_PARTITIONS_TO_TXN: add_partitions_to_txn,
         Api.END_TXN: end_txn,
         Api.WRITE_TXN_MARKERS: write_txn_markers,
@@ -83,4 +87,6 @@ HANDLERS: Mapping[int, Handler] = MappingProxyType(
 
 async def answer(service: Service, api: int, request: object, call: Call) -> object:
     """The response to a request of a served API; None for a request without a response."""
-    return await HANDLERS[api](service, request, call)
+    if service.security is None:
+        return await HANDLERS[api](service, request, call)
+    return await RULES[api](service, request, call, HANDLERS[api])

@@ -28,6 +28,10 @@ from tiered.serve.protocol import OWN, SERVED
 from tiered.serve.read_pool import ReadPool
 from tiered.serve.record_sink import RecordSink
 from tiered.serve.record_source import Bounds, PromptSource, RecordSource, ServedTopic
+from tiered.serve.security.acl import Kind, Operation
+from tiered.serve.security.principals import ANONYMOUS, Principal
+from tiered.serve.security.security import Security
+from tiered.serve.security.session import Session
 from tiered.serve.transactions.coordinator import TransactionCoordinator
 
 BROKER_ID = 0  # of a replica without peers
@@ -110,6 +114,8 @@ class Call:
     endpoint: Endpoint
     client_id: str | None = None
     client_host: str = ""
+    principal: Principal = ANONYMOUS
+    session: Session | None = None
     # Lets the next request of the connection begin before this one is answered. Responses keep their order.
     proceed: Callable[[], None] = lambda: None
 
@@ -171,7 +177,7 @@ class Service:
     configs: Configs | None = None
     groups: GroupCoordinator | None = None
     transactions: TransactionCoordinator | None = None
-    security: object | None = None
+    security: Security | None = None
     operations: Jobs | None = None  # on the Unix socket of a node only
     peers: Peers | None = None
     broker_id: int = BROKER_ID
@@ -219,6 +225,19 @@ class Service:
         """End idle threads of the pools."""
         for pool in (self.pool, self.appends, self.flushes, self.changes, self.transaction_calls):
             pool.close()
+
+    def may(self, call: Call, operation: Operation, kind: Kind, name: str, *, logs: bool = True) -> bool:
+        """Whether the caller may do the operation on the resource; `logs` a refusal."""
+        security = self.security
+        return security is None or security.may(call.principal, call.client_host, operation, kind, name, logs=logs)
+
+    def may_some(self, call: Call, operation: Operation, kind: Kind) -> bool:
+        """Whether there may be a resource of the kind on which the caller may do the operation."""
+        return self.security is None or self.security.may_some(call.principal, call.client_host, operation, kind)
+
+    async def offload(self, call: Callable[[], T]) -> T:
+        """Run a call that takes a processor for milliseconds."""
+        return await self.call("authentication", object(), call)
 
     async def topics(self) -> Mapping[str, ServedTopic]:
         """All topics by name; the last known ones if a new list takes longer than READ_WAIT_S."""

@@ -23,6 +23,7 @@ from tiered.serve.node.node_admin import NodeAdmin
 from tiered.serve.node.node_sink import NodeSink
 from tiered.serve.node.node_source import NodeSource
 from tiered.serve.node.operations import run_operation
+from tiered.serve.security.security import Security
 from tiered.serve.server import KafkaServer
 from tiered.serve.transactions.coordinator import TransactionCoordinator
 from tiered.serve.transactions.transaction_log import TopicTransactionLog
@@ -36,6 +37,7 @@ def serving_node(
     host: str | None,
     port: int,
     advertised: str | None = None,
+    security: Security | None = None,
     *,
     own: NodeSocket | None = None,
     now_ms: Callable[[], int],
@@ -68,6 +70,7 @@ def serving_node(
             configs=admin,
             transactions=transactions,
             groups=groups,
+            security=security,
             broker_id=source.broker_id,
             metrics=metrics or EndpointMetrics(),
         )

@@ -52,8 +52,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from local.errors import InvalidRequest, Unavailable
 from tiered.observe.metrics import Form, form_of
+from tiered.serve.security.tls import Tls
 from tiered.web.html import HTML_TYPE, Answered, render_bare
-from tiered.web.http.serving import MANIFEST_BYTES_MAX, ServerInThread, Tls
+from tiered.web.http.serving import MANIFEST_BYTES_MAX, ServerInThread
 from tiered.web.pages.manager_cache import DataLoader
 
 ANSWER_S = 10.0

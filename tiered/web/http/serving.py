@@ -28,7 +28,6 @@ import logging
 import socket
 import ssl
 import threading
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import h11
@@ -38,6 +37,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import Server, ServerState
 
 from local.errors import InvalidRequest
+from tiered.serve.security.tls import Tls, unusable_tls
 
 DRAIN_S = 2
 END_S = DRAIN_S + 3.0  # limit for the end of the thread
@@ -176,14 +176,6 @@ class Listener(socket.socket):
         return [each for each in self._held if each.fileno() != -1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tls:
-    """PEM files: the certificate with its chain, and its key (None: in the same file)."""
-
-    certificate: str
-    key: str | None = None
-
-
 class ServerInThread:
     """Serves an application between `start` and `close`. Its address is known from construction on."""
 
@@ -292,13 +284,7 @@ def _config(application: ASGIApp, connection: type[BoundConnection], tls: Tls | 
         config.load()
     except (OSError, ssl.SSLError) as error:
         assert tls is not None
-        why = getattr(error, "strerror", None) or getattr(error, "reason", None) or str(error)
-        raise InvalidRequest(
-            "cannot read the certificate and its key",
-            certificate=tls.certificate,
-            key=tls.key or tls.certificate,
-            cause=str(why).replace("_", " ").lower(),
-        ) from None
+        raise unusable_tls(tls, error) from None
     return config
 
 

@@ -27,6 +27,7 @@ LOOKING = frozenset(
 
 # Commands that change something and have no --dry-run, with the reason.
 EXCEPTIONS = {
+    "credentials": "it changes one user of a file, which its arguments name",
     "append": "its input says all that it would do, and where a record goes hangs on those before it; a topic and a "
     "partition that are not there are refused before the first line is read",
     "demo": "it makes a folder of its own, refuses every other one, and is looked at by running it",

@@ -61,6 +61,7 @@ from tiered.serve.messages.produce import (
     ProduceResponse,
     TopicProduceResponse,
 )
+from tiered.serve.messages.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 from tiered.serve.messages.transactions import (
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnResponse,
@@ -103,6 +104,10 @@ ADDED = AddPartitionsToTxnTopicResult(
     ),
 )
 RESPONSES = {
+    Api.SASL_HANDSHAKE: SaslHandshakeResponse(mechanisms=("PLAIN", "SCRAM-SHA-256")),
+    Api.SASL_AUTHENTICATE: SaslAuthenticateResponse(
+        error_code=Error.SASL_AUTHENTICATION_FAILED, error_message="no", auth_bytes=b"reply", session_lifetime_ms=5
+    ),
     Api.PRODUCE: ProduceResponse(
         responses=(
             TopicProduceResponse(
