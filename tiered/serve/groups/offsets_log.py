@@ -104,7 +104,7 @@ class TopicOffsetsLog:
             found = self._source.read(where, offset, isolation=Isolation.READ_UNCOMMITTED, bytes_max=READ_BYTES)
             before = offset
             for run in found.runs:
-                for batch, offset in _loaded(memoryview(run.read()) if isinstance(run, FileRange) else run):  # noqa: B007 - the position after the batch
+                for batch, offset in batches_of(memoryview(run.read()) if isinstance(run, FileRange) else run):  # noqa: B007 - the position after the batch
                     yield batch
             if offset == before:
                 raise Corrupt("cannot read the offsets of groups, the log ends early", partition=where, offset=offset)
@@ -125,7 +125,7 @@ class TopicOffsetsLog:
         return appended.base_offset
 
 
-def _loaded(run: memoryview) -> Iterator[tuple[LoadedBatch, int]]:
+def batches_of(run: memoryview) -> Iterator[tuple[LoadedBatch, int]]:
     """Each batch of a run, and the offset after it."""
     columns = kernels.decode_columns(run)
     table = columns.table
