@@ -6,6 +6,7 @@ The settings of the node are read-only here: they are in its ``tiered.toml``. So
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -122,8 +123,8 @@ def _check(resource: AlterConfigsResource, broker_id: int) -> None:
 
 
 def _check_broker(name: str, broker_id: int) -> None:
-    if name and not name.lstrip("-").isdecimal():
-        raise Refused(Error.INVALID_REQUEST, f"Broker id must be an integer, but it is: {name}")
+    if name and re.fullmatch(r"-?[0-9]{1,10}", name) is None:
+        raise Refused(Error.INVALID_REQUEST, f"Broker id must be an integer, but it is: {name[:20]}")
     if name and int(name) != broker_id:
         wrong = f"Unexpected broker id, expected {broker_id} or empty string, but received {name}"
         raise Refused(Error.INVALID_REQUEST, wrong)

@@ -78,6 +78,7 @@ def test_keys_select_settings_and_no_keys_select_all(keys: Any, names: list[str]
         (BROKER, "7", Error.INVALID_REQUEST),
         (BROKER, "x", Error.INVALID_REQUEST),
         (BROKER, "²", Error.INVALID_REQUEST),
+        (BROKER, "9" * 5000, Error.INVALID_REQUEST),
         (LOGGER, "0", Error.INVALID_REQUEST),
         (99, "", Error.INVALID_REQUEST),
     ],
