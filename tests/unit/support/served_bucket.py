@@ -14,7 +14,7 @@ from local.names import TopicPartition
 from remote.store import ObjectStore
 from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog
-from tiered.serve.bucket_configs import BucketConfigs
+from tiered.serve.admin.bucket_configs import BucketConfigs
 from tiered.serve.bucket_source import BucketSource
 from tiered.serve.groups.coordinator import GroupCoordinator
 from tiered.serve.handlers.service import Service

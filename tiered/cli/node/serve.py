@@ -161,7 +161,7 @@ def serve(
 
 
 def _serve(session: Session, bucket: _Bucket, address: _Address, refresh_s: float, worker: Worker | None) -> int:
-    from tiered.serve.bucket_configs import BucketConfigs
+    from tiered.serve.admin.bucket_configs import BucketConfigs
     from tiered.serve.bucket_source import BucketSource
     from tiered.serve.endpoint import joined, parse_endpoint, serving
     from tiered.serve.handlers.service import BROKER_ID, Endpoint, Service

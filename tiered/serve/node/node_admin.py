@@ -25,7 +25,7 @@ from tiered.maintenance.delete_records import HIGH_WATERMARK
 from tiered.manager.manager import LogManager
 from tiered.node.topic_registry import PARTITIONS_MAX, Topic
 from tiered.serve.admin import Change, ConfigEntry, CreatedTopic, LogDir, NewTopic, Operation, Refused, Replica
-from tiered.serve.config_entries import DEFAULT_PARTITIONS, FIXED_OF_TOPICS, TopicEntries, node_entries
+from tiered.serve.admin.config_entries import DEFAULT_PARTITIONS, FIXED_OF_TOPICS, TopicEntries, node_entries
 from tiered.serve.messages.base import Error
 from tiered.serve.record_source import uuid_of
 from tiered.topics.topic_creation import AskedTopic

@@ -18,7 +18,7 @@ from tiered.config.config import Config
 from tiered.config.properties import PROPERTIES
 from tiered.manager.manager import LogManager
 from tiered.serve.admin import Change, ConfigEntry, ConfigSource, ConfigType, CreatedTopic, NewTopic, Operation, Refused
-from tiered.serve.config_entries import FIXED_OF_TOPICS, TopicEntries, node_entries, type_of
+from tiered.serve.admin.config_entries import FIXED_OF_TOPICS, TopicEntries, node_entries, type_of
 from tiered.serve.messages.base import Error
 from tiered.serve.node.node_admin import NodeAdmin
 from tiered.serve.record_source import uuid_of

@@ -10,7 +10,7 @@ from manager_world import NOW, TIERED, World, send, settle
 from local.errors import NotFound
 from tiered.read.bucket_reader import RemoteLog
 from tiered.serve.admin import ConfigSource
-from tiered.serve.bucket_configs import BucketConfigs
+from tiered.serve.admin.bucket_configs import BucketConfigs
 from tiered.serve.bucket_source import BucketSource
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tiered.config.config import Config
 from tiered.config.properties import BROKER_NAMES, DEFAULTS, PROPERTIES, Kind, Property, Source
-from tiered.serve.admin import ConfigEntry, ConfigSource, ConfigType, Synonym
+from tiered.serve.admin.protocol import ConfigEntry, ConfigSource, ConfigType, Synonym
 from tiered.topics.config_export import broker_properties, kafka_value
 
 DEFAULT_PARTITIONS = 1  # Kafka's default of ``num.partitions``

@@ -5,19 +5,26 @@ A manifest holds the topic's own settings. The defaults of the node are not in t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from tiered.config.config import Config
-from tiered.serve.admin import ConfigEntry, ConfigSource
-from tiered.serve.bucket_source import BucketSource
-from tiered.serve.config_entries import TopicEntries
+from tiered.serve.admin.config_entries import TopicEntries
+from tiered.serve.admin.protocol import ConfigEntry, ConfigSource
+
+
+class TopicProperties(Protocol):
+    """The own settings of a topic, as `tiered.serve.bucket_source` reads them."""
+
+    def properties(self, topic: str) -> Mapping[str, str]:
+        """Raises NotFound."""
 
 
 class BucketConfigs:
     """Thread safe."""
 
-    def __init__(self, source: BucketSource) -> None:
+    def __init__(self, source: TopicProperties) -> None:
         self._source = source
         self._entries = TopicEntries(Config(data_dir=""))
 
