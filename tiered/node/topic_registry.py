@@ -114,11 +114,8 @@ class TopicRegistry:
             wrong = "cannot add partitions, groups and transactions find theirs by the number of partitions"
             raise InvalidRequest(wrong, **facts)
         if not known.partition_count < count <= PARTITIONS_MAX:
-            wrong = "cannot add partitions, the new total is not larger than the number of partitions"
-            is_too_large = count > PARTITIONS_MAX
-            raise InvalidRequest(
-                f"cannot add partitions, the limit is {PARTITIONS_MAX}" if is_too_large else wrong, **facts
-            )
+            wrong = f"cannot add partitions, the new total is not in {known.partition_count + 1}..{PARTITIONS_MAX}"
+            raise InvalidRequest(wrong, **facts)
         return replace(known, partition_count=count)
 
     @contextmanager

@@ -78,8 +78,7 @@ def add_partitions(table: PartitionTable, name: str, count: int, *, now_ms: int)
     """Raise the number of partitions of a topic to `count`. Thread safe. Raises as `TopicAdmin.add_partitions`."""
     check_more_partitions(table, name, count)
     with table.lock, table.registry.growing(name, count) as topic:
-        known = table.opened(topic.partitions())
-        for each in known:
+        for each in table.opened(topic.partitions()):
             table.opener.apply_settings(each, topic)
         new = dict.fromkeys(topic.partitions()[table.registry.get(name).partition_count :], topic)
         loaded = _make_logs(table.opener, new, now_ms)
