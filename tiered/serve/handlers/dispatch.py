@@ -20,15 +20,19 @@ from tiered.serve.handlers.groups import (
     list_groups,
     sync_group,
 )
-from tiered.serve.handlers.log_dirs import alter_replica_log_dirs, delete_records, describe_log_dirs
+from tiered.serve.handlers.log_dirs import (
+    alter_partition_reassignments,
+    alter_replica_log_dirs,
+    delete_records,
+    describe_log_dirs,
+    list_partition_reassignments,
+)
 from tiered.serve.handlers.offsets import list_offsets, offset_for_leader_epoch
 from tiered.serve.handlers.operations import await_operation, start_operation
 from tiered.serve.handlers.produce import init_producer_id, produce
-from tiered.serve.handlers.reassignments import alter_partition_reassignments, list_partition_reassignments
 from tiered.serve.handlers.sasl import sasl_authenticate, sasl_handshake
 from tiered.serve.handlers.service import Call, Handler, Service
-from tiered.serve.handlers.topic_partitions import describe_topic_partitions
-from tiered.serve.handlers.topics import create_partitions, create_topics, delete_topics
+from tiered.serve.handlers.topics import create_partitions, create_topics, delete_topics, describe_topic_partitions
 from tiered.serve.handlers.transaction_queries import (
     describe_producers,
     describe_transactions,

@@ -2,6 +2,10 @@
 
 A move begins after the response, as in Kafka: DescribeLogDirs shows a future replica until its end. Source: kafka
 `ReplicaManager.deleteRecords`, `describeLogDirs`, `alterReplicaLogDirs`.
+
+``kafka-reassign-partitions`` moves partitions between log directories, and asks for reassignments on its way. There is
+one broker, so no reassignment ever runs: one to this broker is done at once, any other is refused. Source: kafka
+`ReplicationControlManager.alterPartitionReassignments`.
 """
 
 from __future__ import annotations
@@ -13,9 +17,10 @@ from functools import partial
 
 from local.errors import LogError
 from local.names import TopicPartition
-from tiered.serve.admin import Admin, LogDir, Replica
+from tiered.serve.admin import Admin, LogDir, Refused, Replica
 from tiered.serve.handlers.changes import admin_of, failure_of, run_changes
 from tiered.serve.handlers.service import Call, Service, served_partition
+from tiered.serve.handlers.topics import check_replicas
 from tiered.serve.messages.base import Error
 from tiered.serve.messages.log_dirs import (
     AlterReplicaLogDirPartitionResult,
@@ -32,6 +37,16 @@ from tiered.serve.messages.log_dirs import (
     DescribeLogDirsResult,
     DescribeLogDirsTopic,
 )
+from tiered.serve.messages.reassignments import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+    ReassignablePartition,
+    ReassignablePartitionResponse,
+    ReassignableTopicResponse,
+)
+from tiered.serve.record_source import ServedTopic
 
 _UNKNOWN = -1  # kafka `DescribeLogDirsResponse.UNKNOWN_VOLUME_BYTES`, `INVALID_OFFSET_LAG`
 _log = logging.getLogger(__name__)
@@ -98,6 +113,27 @@ async def alter_replica_log_dirs(
     )
 
 
+async def alter_partition_reassignments(
+    service: Service, request: AlterPartitionReassignmentsRequest, call: Call
+) -> AlterPartitionReassignmentsResponse:
+    known = await service.topics()
+    return AlterPartitionReassignmentsResponse(
+        responses=tuple(
+            ReassignableTopicResponse(
+                name=topic.name,
+                partitions=tuple(_altered(service, known, topic.name, each) for each in topic.partitions),
+            )
+            for topic in request.topics
+        )
+    )
+
+
+async def list_partition_reassignments(
+    service: Service, request: ListPartitionReassignmentsRequest, call: Call
+) -> ListPartitionReassignmentsResponse:
+    return ListPartitionReassignmentsResponse()
+
+
 def _deleted(partition: TopicPartition, outcome: int | Exception) -> DeleteRecordsPartitionResult:
     if isinstance(outcome, Exception):
         error, message = failure_of(outcome, partition)
@@ -151,3 +187,20 @@ def _replica(replica: Replica) -> DescribeLogDirsPartition:
         offset_lag=_UNKNOWN if replica.is_future else 0,
         is_future_key=replica.is_future,
     )
+
+
+def _altered(
+    service: Service, known: Mapping[str, ServedTopic], topic: str, partition: ReassignablePartition
+) -> ReassignablePartitionResponse:
+    number = partition.partition_index
+    try:
+        if served_partition(known, topic, number) is None:
+            raise Refused(Error.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
+        if partition.replicas is None:
+            raise Refused(Error.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress.")
+        check_replicas(partition.replicas, service.broker_id)
+    except Refused as refused:
+        return ReassignablePartitionResponse(
+            partition_index=number, error_code=refused.error, error_message=refused.message
+        )
+    return ReassignablePartitionResponse(partition_index=number)

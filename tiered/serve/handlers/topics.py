@@ -1,20 +1,27 @@
-"""CreateTopics, DeleteTopics and CreatePartitions. Every topic of a request succeeds or fails on its own.
+"""CreateTopics, DeleteTopics, CreatePartitions and DescribeTopicPartitions (KIP-966).
+
+Every topic of a request succeeds or fails on its own.
 
 Order of the checks of a topic: duplicate name, valid name, existence, manual assignment, number of partitions,
-replication factor, settings. Source: kafka `ReplicationControlManager`, `ControllerApis`.
+replication factor, settings. Source: kafka `ReplicationControlManager`, `ControllerApis`,
+`DescribeTopicPartitionsRequestHandler`, `KRaftMetadataCache.describeTopicResponse`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from uuid import UUID
 
+from local.errors import LogError
 from tiered.serve.admin import Admin, CreatedTopic, NewTopic, Refused
 from tiered.serve.handlers.changes import admin_of, failure_of, name_failure, run_changes
-from tiered.serve.handlers.service import Call, Service
+from tiered.serve.handlers.cluster import TOPIC_OPERATIONS, described_topic, missing_topic
+from tiered.serve.handlers.service import Call, Service, error_of
 from tiered.serve.messages.base import Error
+from tiered.serve.messages.cluster import MetadataResponsePartition, MetadataResponseTopic
 from tiered.serve.messages.topics import (
     CreatableTopic,
     CreatableTopicConfigs,
@@ -25,14 +32,20 @@ from tiered.serve.messages.topics import (
     CreatePartitionsTopicResult,
     CreateTopicsRequest,
     CreateTopicsResponse,
+    Cursor,
     DeletableTopicResult,
     DeleteTopicsRequest,
     DeleteTopicsResponse,
     DeleteTopicState,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
 )
 from tiered.serve.record_source import INTERNAL_TOPICS, ServedTopic
 
 PARTITIONS_PER_REQUEST_MAX = 10_000  # kafka `ReplicationControlManager.MAX_PARTITIONS_PER_BATCH`
+PARTITIONS_MAX = 2000  # of a description: kafka ``max.request.partition.size.limit``
 METADATA_LOG = "__cluster_metadata"
 _TOO_MANY = "Excessively large number of partitions per request."
 _DUPLICATE = "Duplicate topic name."
@@ -111,6 +124,44 @@ async def create_partitions(service: Service, request: CreatePartitionsRequest, 
         error, message = failure_of(outcome, each.name) if isinstance(outcome, Exception) else (Error.NONE, None)
         found[each.name] = CreatePartitionsTopicResult(name=each.name, error_code=error, error_message=message)
     return CreatePartitionsResponse(results=tuple(found[name] for name in counts))
+
+
+async def describe_topic_partitions(
+    service: Service, request: DescribeTopicPartitionsRequest, call: Call
+) -> DescribeTopicPartitionsResponse:
+    names = {each.name for each in request.topics}
+    try:
+        known = await service.topics()
+    except LogError as error:
+        code = error_of(error, "all")
+        failed = [DescribeTopicPartitionsResponseTopic(name=name, error_code=code) for name in sorted(names)]
+        return DescribeTopicPartitionsResponse(topics=tuple(failed))
+    cursor = request.cursor
+    if cursor is not None and cursor.partition_index < 0:
+        return DescribeTopicPartitionsResponse(
+            topics=tuple(
+                DescribeTopicPartitionsResponseTopic(name=name, error_code=Error.INVALID_REQUEST)
+                for name in sorted(names)
+            )
+        )
+    wanted = sorted(names or known)
+    if cursor is not None:
+        wanted = [name for name in wanted if name >= cursor.topic_name]
+    room = min(max(request.response_partition_limit, 1), PARTITIONS_MAX)
+    topics = list[DescribeTopicPartitionsResponseTopic]()
+    for name in wanted:
+        if room == 0:
+            return DescribeTopicPartitionsResponse(
+                topics=tuple(topics), next_cursor=Cursor(topic_name=name, partition_index=0)
+            )
+        start = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
+        topic, next_index = _described(service, known, name, start, room)
+        topics.append(topic)
+        room -= len(topic.partitions)
+        if next_index is not None:
+            rest = Cursor(topic_name=name, partition_index=next_index)
+            return DescribeTopicPartitionsResponse(topics=tuple(topics), next_cursor=rest)
+    return DescribeTopicPartitionsResponse(topics=tuple(topics))
 
 
 def _create(admin: Admin, topics: Sequence[NewTopic], *, is_dry: bool) -> list[CreatableTopicResult]:
@@ -255,3 +306,39 @@ def _not_created(name: str, why: Exception) -> CreatableTopicResult:
 def _not_deleted(topic: DeleteTopicState, why: Exception) -> DeletableTopicResult:
     error, message = failure_of(why, topic.name or topic.topic_id)
     return DeletableTopicResult(name=topic.name, topic_id=topic.topic_id, error_code=error, error_message=message)
+
+
+def _described(
+    service: Service, known: Mapping[str, ServedTopic], name: str, start: int, room: int
+) -> tuple[DescribeTopicPartitionsResponseTopic, int | None]:
+    """The topic with at most `room` partitions from number `start` on, and the number of the next one."""
+    topic = known.get(name)
+    if topic is None:
+        return DescribeTopicPartitionsResponseTopic(name=name, error_code=missing_topic(name)), None
+    numbers = [each for each in topic.partitions if each >= start]
+    part = replace(topic, partitions=tuple(numbers[:room]))
+    return _response(described_topic(service, part, TOPIC_OPERATIONS)), numbers[room] if len(numbers) > room else None
+
+
+def _response(topic: MetadataResponseTopic) -> DescribeTopicPartitionsResponseTopic:
+    return DescribeTopicPartitionsResponseTopic(
+        error_code=topic.error_code,
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.is_internal,
+        partitions=tuple(_partitions(topic.partitions)),
+        topic_authorized_operations=topic.topic_authorized_operations,
+    )
+
+
+def _partitions(partitions: Iterable[MetadataResponsePartition]) -> Iterator[DescribeTopicPartitionsResponsePartition]:
+    for each in partitions:
+        yield DescribeTopicPartitionsResponsePartition(
+            error_code=each.error_code,
+            partition_index=each.partition_index,
+            leader_id=each.leader_id,
+            leader_epoch=each.leader_epoch,
+            replica_nodes=each.replica_nodes,
+            isr_nodes=each.isr_nodes,
+            offline_replicas=each.offline_replicas,
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fake_admin import FakeAdmin, run
 from fake_source import CALL
 
-from tiered.serve.handlers.reassignments import alter_partition_reassignments, list_partition_reassignments
+from tiered.serve.handlers.log_dirs import alter_partition_reassignments, list_partition_reassignments
 from tiered.serve.messages.base import Error
 from tiered.serve.messages.reassignments import (
     AlterPartitionReassignmentsRequest,

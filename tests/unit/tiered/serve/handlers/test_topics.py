@@ -14,8 +14,13 @@ from fake_source import CALL
 from local.errors import Diverged, Unavailable
 from tiered.serve.admin import Refused
 from tiered.serve.handlers.service import Service
-from tiered.serve.handlers.topic_partitions import PARTITIONS_MAX, describe_topic_partitions
-from tiered.serve.handlers.topics import create_partitions, create_topics, delete_topics
+from tiered.serve.handlers.topics import (
+    PARTITIONS_MAX,
+    create_partitions,
+    create_topics,
+    delete_topics,
+    describe_topic_partitions,
+)
 from tiered.serve.messages.base import Error
 from tiered.serve.messages.topics import (
     CreatableReplicaAssignment,
