@@ -18,6 +18,7 @@ class FakeOffsetsLog:
         self.ends: dict[int, int] = {}
         self.gate = threading.Event()
         self.gate.set()
+        self.waiting = threading.Event()  # an append waits for the gate, or has passed it
         self.error: LogError | None = None
         self.appends: list[tuple[int, int]] = []  # partition, records
 
@@ -36,6 +37,7 @@ class FakeOffsetsLog:
     def append(
         self, partition: int, records: Sequence[LogRecord], *, now_ms: int, producer: Producer | None = None
     ) -> int:
+        self.waiting.set()
         assert self.gate.wait(60), "the test must open the gate"
         if self.error is not None:
             raise self.error

@@ -122,6 +122,7 @@ class World:
 
     def __init__(self, settings: TransactionSettings | None = None) -> None:
         self.log, self.clock, self.settings = FakeTransactionLog(), Clock(), settings
+        self.on_marker: Callable[[TopicPartition, EndMarker], None] = lambda partition, marker: None
         self._next_id = 1000
         self.coordinator = self._start()
 
@@ -141,7 +142,11 @@ class World:
 
     def _start(self) -> TransactionCoordinator:
         made = TransactionCoordinator(
-            self.log, new_producer_id=self.new_producer_id, clock_ms=self.clock, settings=self.settings
+            self.log,
+            new_producer_id=self.new_producer_id,
+            clock_ms=self.clock,
+            settings=self.settings,
+            on_marker=lambda partition, marker: self.on_marker(partition, marker),
         )
         made.load()
         return made

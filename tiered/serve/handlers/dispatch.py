@@ -39,6 +39,7 @@ from tiered.serve.handlers.transaction_queries import (
     list_transactions,
     write_txn_markers,
 )
+from tiered.serve.handlers.transactional_offsets import add_offsets_to_txn, txn_offset_commit
 from tiered.serve.handlers.transactions import add_partitions_to_txn, end_txn
 from tiered.serve.messages.base import Api, OwnApi
 
@@ -55,7 +56,9 @@ HANDLERS: Mapping[int, Handler] = MappingProxyType(
         Api.SASL_HANDSHAKE: sasl_handshake,
         Api.SASL_AUTHENTICATE: sasl_authenticate,
         Api.ADD_PARTITIONS_TO_TXN: add_partitions_to_txn,
+        Api.ADD_OFFSETS_TO_TXN: add_offsets_to_txn,
         Api.END_TXN: end_txn,
+        Api.TXN_OFFSET_COMMIT: txn_offset_commit,
         Api.WRITE_TXN_MARKERS: write_txn_markers,
         Api.DESCRIBE_PRODUCERS: describe_producers,
         Api.DESCRIBE_TRANSACTIONS: describe_transactions,

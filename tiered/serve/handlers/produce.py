@@ -158,10 +158,13 @@ async def init_producer_id(service: Service, request: InitProducerIdRequest, cal
     return InitProducerIdResponse(producer_id=new_id, producer_epoch=0)
 
 
-async def wait_until_durable(service: Service, partition: TopicPartition, next_offset: int) -> None:
+async def wait_until_durable(
+    service: Service, partition: TopicPartition, next_offset: int, *, is_transactional: bool = False
+) -> None:
     """Wait until all records below `next_offset` are durable, as the topic asks. Concurrent calls share one fsync.
 
-    Raises LogError.
+    `is_transactional` records wait for the disk only: the bucket gets them after the end of their transaction, which
+    the producer requests after their acknowledgement. Raises LogError.
     """
     assert service.sink is not None, "appended by it"
     flush = partial(service.sink.flush, partition)
@@ -171,7 +174,7 @@ async def wait_until_durable(service: Service, partition: TopicPartition, next_o
             break
     else:
         raise Unavailable("cannot make records durable, the log was truncated", partition=partition)
-    if service.sink.is_acked_by_bucket(partition):
+    if not is_transactional and service.sink.is_acked_by_bucket(partition):
         await _wait_for_bucket(service.sink, partition, next_offset)
 
 
@@ -373,7 +376,9 @@ async def _state_log_starts(service: Service, shares: Sequence[_Share]) -> None:
 
 async def _wait_until_durable(service: Service, shares: Sequence[_Share], timeout_ms: int) -> None:
     waiting = {
-        asyncio.ensure_future(wait_until_durable(service, each.partition, each.next_offset)): each
+        asyncio.ensure_future(
+            wait_until_durable(service, each.partition, each.next_offset, is_transactional=each.producer is not None)
+        ): each
         for each in shares
         if each.partition is not None and each.next_offset is not None
     }

@@ -200,8 +200,12 @@ class Service:
 
     def background(self) -> list[Coroutine[object, object, None]]:
         """What has to run in the event loop of the server, from its start to its end."""
-        transactions = [self._tick_transactions(self.transactions)] if self.transactions is not None else []
-        return [*transactions, self.groups.run()] if self.groups is not None else transactions
+        found: list[Coroutine[object, object, None]] = []
+        if self.groups is not None:
+            found.append(self.groups.run())
+        if self.transactions is not None:
+            found.append(self._tick_transactions(self.transactions))
+        return found
 
     async def _tick_transactions(self, transactions: TransactionCoordinator) -> None:
         while True:

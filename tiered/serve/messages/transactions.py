@@ -285,8 +285,10 @@ class DescribeProducersResponse:
 APIS: Mapping[int, Versions] = MappingProxyType(
     {
         Api.ADD_PARTITIONS_TO_TXN: Versions(0, 5, AddPartitionsToTxnRequest, AddPartitionsToTxnResponse),
+        Api.ADD_OFFSETS_TO_TXN: Versions(0, 4, AddOffsetsToTxnRequest, AddOffsetsToTxnResponse),
         Api.END_TXN: Versions(0, 5, EndTxnRequest, EndTxnResponse),
         Api.WRITE_TXN_MARKERS: Versions(1, 2, WriteTxnMarkersRequest, WriteTxnMarkersResponse),
+        Api.TXN_OFFSET_COMMIT: Versions(0, 5, TxnOffsetCommitRequest, TxnOffsetCommitResponse),
         Api.DESCRIBE_PRODUCERS: Versions(0, 0, DescribeProducersRequest, DescribeProducersResponse),
         Api.DESCRIBE_TRANSACTIONS: Versions(0, 0, DescribeTransactionsRequest, DescribeTransactionsResponse),
         Api.LIST_TRANSACTIONS: Versions(0, 2, ListTransactionsRequest, ListTransactionsResponse),

@@ -25,7 +25,7 @@ from tiered.serve.node.node_source import NodeSource
 from tiered.serve.node.operations import run_operation
 from tiered.serve.security.security import Security
 from tiered.serve.server import KafkaServer
-from tiered.serve.transactions.coordinator import TransactionCoordinator
+from tiered.serve.transactions.coordinator import EndMarker, TransactionCoordinator, TransactionSettings
 from tiered.serve.transactions.transaction_log import TopicTransactionLog
 
 JOBS_END_S = 10.0  # as for uploads
@@ -90,10 +90,10 @@ def group_coordinator(
     return GroupCoordinator(log, settings, now=lambda: Moment(time.monotonic_ns() // 1_000_000, now_ms()))
 
 
-def _end_in_group(groups: GroupCoordinator, partition: TopicPartition, producer_id: int, is_commit: bool) -> None:
+def _end_in_group(groups: GroupCoordinator, partition: TopicPartition, marker: EndMarker) -> None:
     """A marker is durable: the offsets that the transaction committed for groups are visible, or dropped."""
     if partition.topic == OFFSETS_TOPIC:
-        groups.transaction_ended(partition.partition, producer_id, is_commit=is_commit)
+        groups.transaction_ended(partition.partition, marker.producer_id, is_commit=marker.is_commit)
 
 
 def transaction_coordinator(
@@ -101,10 +101,13 @@ def transaction_coordinator(
     source: NodeSource,
     sink: NodeSink,
     now_ms: Callable[[], int],
-    on_marker: Callable[[TopicPartition, int, bool], None] = lambda partition, producer_id, is_commit: None,
+    on_marker: Callable[[TopicPartition, EndMarker], None] = lambda partition, marker: None,
 ) -> TransactionCoordinator:
-    log = TopicTransactionLog(source, sink, partial(_create_topic, manager, now_ms), now_ms, on_marker)
-    return TransactionCoordinator(log, new_producer_id=sink.new_producer_id, clock_ms=now_ms)
+    settings = TransactionSettings.of(manager.config.int_of)
+    log = TopicTransactionLog(source, sink, partial(_create_topic, manager, now_ms), now_ms, settings)
+    return TransactionCoordinator(
+        log, new_producer_id=sink.new_producer_id, clock_ms=now_ms, settings=settings, on_marker=on_marker
+    )
 
 
 def _create_topic(

@@ -67,17 +67,30 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionSettings:
-    """Kafka's broker settings with its defaults; `max_timeout_ms` is ``transaction.max.timeout.ms``.
+    """Kafka's broker settings with its defaults, but for the number of partitions (Kafka: 50).
 
-    `id_expiration_ms` is ``transactional.id.expiration.ms``. `abort_interval_ms` and `expiry_interval_ms` are
-    ``transaction.abort.timed.out.transaction.cleanup.interval.ms`` and
-    ``transaction.remove.expired.transaction.cleanup.interval.ms``.
+    The two intervals are fixed: no node has a reason to change them.
     """
 
-    max_timeout_ms: int = 900_000
-    id_expiration_ms: int = 604_800_000
-    abort_interval_ms: int = 10_000
-    expiry_interval_ms: int = 3_600_000
+    max_timeout_ms: int = 900_000  # transaction.max.timeout.ms
+    id_expiration_ms: int = 604_800_000  # transactional.id.expiration.ms
+    abort_interval_ms: int = 10_000  # transaction.abort.timed.out.transaction.cleanup.interval.ms
+    expiry_interval_ms: int = 3_600_000  # transaction.remove.expired.transaction.cleanup.interval.ms
+    partitions: int = 1  # transaction.state.log.num.partitions, before the topic exists
+    segment_bytes: int = 100 << 20  # transaction.state.log.segment.bytes, likewise
+
+    @classmethod
+    def of(cls, int_of: Callable[[str], int]) -> TransactionSettings:
+        """The settings of a node; `int_of` gives the value of a property."""
+        return cls(**{field: int_of(name) for name, field in _PROPERTIES.items()})
+
+
+_PROPERTIES: Mapping[str, str] = {
+    "transaction.max.timeout.ms": "max_timeout_ms",
+    "transactional.id.expiration.ms": "id_expiration_ms",
+    "transaction.state.log.num.partitions": "partitions",
+    "transaction.state.log.segment.bytes": "segment_bytes",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +163,10 @@ class _Due:
 
 
 class TransactionCoordinator:
-    """All transactional ids of one node. Call `load` before the first request and `tick` every second."""
+    """All transactional ids of one node. Call `load` before the first request and `tick` every second.
+
+    `on_marker` is called after a marker is durable, from the thread that wrote it.
+    """
 
     def __init__(
         self,
@@ -159,11 +175,13 @@ class TransactionCoordinator:
         new_producer_id: Callable[[], int],
         clock_ms: Callable[[], int],
         settings: TransactionSettings | None = None,
+        on_marker: Callable[[TopicPartition, EndMarker], None] = lambda partition, marker: None,
     ) -> None:
         self.settings = settings or TransactionSettings()
         self._storage = storage
         self._new_producer_id = new_producer_id
         self._clock_ms = clock_ms
+        self._on_marker = on_marker
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
         self._is_loaded = False
@@ -346,6 +364,7 @@ class TransactionCoordinator:
         except LogError as error:
             _log.warning("cannot write a marker: partition=%s error=%s", partition, error)
             return Error.KAFKA_STORAGE_ERROR
+        self._on_marker(partition, marker)
         return Error.NONE
 
     def now_ms(self) -> int:
@@ -462,6 +481,7 @@ class TransactionCoordinator:
             except LogError as error:
                 failure = error
             else:
+                self._on_marker(partition, marker)
                 with self._lock:
                     remaining = entry.transaction.partitions - {partition}
                     entry.transaction = replace(entry.transaction, partitions=remaining)

@@ -1,8 +1,8 @@
 """The storage of the coordinator: the topic ``__transaction_state``, and markers in any partition of the node.
 
-The topic has Kafka's settings: compacted, not compressed, segments of 100 MiB. It is created on first use, with one
-partition: one log shares its fsyncs among all transactions. A topic that came from a broker has its own number of
-partitions. Its other settings are the node's, so it is tiered and restored as the node's other topics are.
+The topic has Kafka's settings: compacted, not compressed, segments of 100 MiB. It is created on first use, by default
+with one partition: one log shares its fsyncs among all transactions. A topic that came from a broker has its own number
+of partitions. Its other settings are the node's, so it is tiered and restored as the node's other topics are.
 
 Source: kafka `TransactionStateManager`, `TransactionLog`, `TransactionLogConfig`.
 """
@@ -18,28 +18,22 @@ from local.names import TopicPartition
 from local.records.batch import encode_batch
 from local.records.isolation import Isolation
 from tiered.serve.file_range import FileRange
+from tiered.serve.groups.loader import partition_of
 from tiered.serve.record_sink import RecordSink
 from tiered.serve.record_source import RecordSource
-from tiered.serve.transactions.coordinator import EndMarker
+from tiered.serve.transactions.coordinator import EndMarker, TransactionSettings
 
 if TYPE_CHECKING:
     from local.log.producer_state import ProducerEntry
 
 TRANSACTION_TOPIC = "__transaction_state"
-PARTITIONS = 1  # Kafka: transaction.state.log.num.partitions=50
-SETTINGS: Mapping[str, str] = {
-    "cleanup.policy": "compact",
-    "compression.type": "uncompressed",
-    "segment.bytes": str(100 << 20),
-}
 READ_BYTES = 4 << 20
 
 
 class TopicTransactionLog:
     """A `TransactionStorage` over a source and a sink. Thread safe.
 
-    `create_topic` creates a topic with a number of partitions and settings; an existing one is no error. `on_marker` is
-    called from any thread after a marker is durable: the partition, the producer id, whether it commits.
+    `create_topic` creates a topic with a number of partitions and settings; an existing one is no error.
     """
 
     def __init__(
@@ -48,10 +42,10 @@ class TopicTransactionLog:
         sink: RecordSink,
         create_topic: Callable[[str, int, Mapping[str, str]], None],
         clock_ms: Callable[[], int],
-        on_marker: Callable[[TopicPartition, int, bool], None] = lambda partition, producer_id, is_commit: None,
+        settings: TransactionSettings | None = None,
     ) -> None:
         self._source, self._sink, self._create_topic, self._clock_ms = source, sink, create_topic, clock_ms
-        self.on_marker = on_marker
+        self._settings = settings or TransactionSettings()
 
     def read_all(self) -> Iterator[tuple[bytes, bytes | None]]:
         topic = self._source.topics().get(TRANSACTION_TOPIC)
@@ -87,9 +81,14 @@ class TopicTransactionLog:
     def _partition_of(self, transactional_id: str, *, creates: bool) -> TopicPartition:
         topic = self._source.topics().get(TRANSACTION_TOPIC)
         if topic is None and creates:
-            self._create_topic(TRANSACTION_TOPIC, PARTITIONS, SETTINGS)
+            settings = {
+                "cleanup.policy": "compact",
+                "compression.type": "uncompressed",
+                "segment.bytes": str(self._settings.segment_bytes),
+            }
+            self._create_topic(TRANSACTION_TOPIC, self._settings.partitions, settings)
             topic = self._source.topics().get(TRANSACTION_TOPIC)
-        count = PARTITIONS if topic is None else len(topic.partitions)
+        count = self._settings.partitions if topic is None else len(topic.partitions)
         return TopicPartition(TRANSACTION_TOPIC, partition_of(transactional_id, count))
 
     def _read(self, partition: TopicPartition) -> Iterator[tuple[bytes, bytes | None]]:
@@ -106,13 +105,3 @@ class TopicTransactionLog:
                 offset = int(columns.table.last_offsets[-1]) + 1
             if offset == before:
                 raise Corrupt("cannot read the states of transactions, the log ends early", partition=partition)
-
-
-def partition_of(transactional_id: str, partitions: int) -> int:
-    """Kafka's partition of an id: the absolute value of Java's `String.hashCode`, of the lowest one 0."""
-    data = transactional_id.encode("utf-16-be", "surrogatepass")
-    found = 0
-    for at in range(0, len(data), 2):
-        found = (31 * found + int.from_bytes(data[at : at + 2], "big")) & 0xFFFFFFFF
-    signed = found - (1 << 32) if found >= 1 << 31 else found
-    return (0 if signed == -(1 << 31) else abs(signed)) % partitions

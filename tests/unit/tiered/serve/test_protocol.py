@@ -63,6 +63,7 @@ from tiered.serve.messages.produce import (
 )
 from tiered.serve.messages.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 from tiered.serve.messages.transactions import (
+    AddOffsetsToTxnResponse,
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnResponse,
     AddPartitionsToTxnResult,
@@ -77,6 +78,9 @@ from tiered.serve.messages.transactions import (
     ListedTransaction,
     ListTransactionsResponse,
     TopicData,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
     WritableTxnMarkerPartitionResult,
     WritableTxnMarkerResult,
     WritableTxnMarkerTopicResult,
@@ -203,6 +207,15 @@ RESPONSES = {
     Api.ADD_PARTITIONS_TO_TXN: AddPartitionsToTxnResponse(
         results_by_transaction=(AddPartitionsToTxnResult(transactional_id="id", topic_results=(ADDED,)),),
         results_by_topic_v3_and_below=(ADDED,),
+    ),
+    Api.ADD_OFFSETS_TO_TXN: AddOffsetsToTxnResponse(error_code=Error.PRODUCER_FENCED),
+    Api.TXN_OFFSET_COMMIT: TxnOffsetCommitResponse(
+        topics=(
+            TxnOffsetCommitResponseTopic(
+                name="orders",
+                partitions=(TxnOffsetCommitResponsePartition(partition_index=1, error_code=Error.INVALID_TXN_STATE),),
+            ),
+        )
     ),
     Api.END_TXN: EndTxnResponse(error_code=Error.PRODUCER_FENCED, producer_id=5, producer_epoch=6),
     Api.WRITE_TXN_MARKERS: WriteTxnMarkersResponse(

@@ -320,6 +320,20 @@ def test_a_batch_during_the_end_of_its_transaction_is_sent_again(version: int, e
     assert found.error_code is error
 
 
+def test_transactional_records_do_not_wait_for_the_bucket() -> None:
+    """A segment is copied after the end of its transactions, and the client ends them after the acknowledgement."""
+    world, sink = World(), FakeSink()
+    sink.bucket[ORDERS] = []
+    asked = request(("orders", transactional()), transactional_id=world.producer().transactional_id)
+
+    async def work(service: Service) -> Sequence[PartitionProduceResponse]:
+        service.transactions = world.coordinator
+        return await answers(service, asked)
+
+    (found,) = run(sink, work)
+    assert (found.error_code, sink.durable[ORDERS]) == (Error.NONE, 1)
+
+
 def test_an_older_epoch_and_two_producers_in_one_request_are_refused() -> None:
     world = World()
     world.producer()

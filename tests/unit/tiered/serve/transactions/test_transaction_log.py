@@ -18,9 +18,9 @@ from tiered.serve.messages.base import Error
 from tiered.serve.node.endpoint import transaction_coordinator
 from tiered.serve.node.node_sink import NodeSink
 from tiered.serve.node.node_source import NodeSource
-from tiered.serve.transactions.coordinator import EndMarker, TransactionCoordinator
+from tiered.serve.transactions.coordinator import EndMarker, TransactionCoordinator, TransactionSettings
 from tiered.serve.transactions.transaction import ProducerOf, Transaction
-from tiered.serve.transactions.transaction_log import SETTINGS, TRANSACTION_TOPIC, TopicTransactionLog, partition_of
+from tiered.serve.transactions.transaction_log import TRANSACTION_TOPIC, TopicTransactionLog
 
 ORDERS = TopicPartition("orders", 0)
 STATE = TopicPartition(TRANSACTION_TOPIC, 0)
@@ -79,7 +79,8 @@ def test_the_topic_is_created_on_first_use_with_kafkas_settings(manager: LogMana
     assert TRANSACTION_TOPIC not in {each.name for each in manager.topics.all()}
     producer(made)
     (topic,) = (each for each in manager.topics.all() if each.name == TRANSACTION_TOPIC)
-    assert (topic.partition_count, dict(topic.properties)) == (1, dict(SETTINGS))
+    expected = {"cleanup.policy": "compact", "compression.type": "uncompressed", "segment.bytes": str(100 << 20)}
+    assert (topic.partition_count, dict(topic.properties)) == (1, expected)
     assert manager.partitions.find(STATE).log.next_offset == 1
 
 
@@ -140,6 +141,10 @@ def test_records_survive_a_restart_and_tombstones_remove_ids(managers: Managers)
         ]
 
 
+def test_the_settings_have_the_defaults_of_the_coordinator(manager: LogManager) -> None:
+    assert TransactionSettings.of(manager.config.int_of) == TransactionSettings()
+
+
 def test_a_marker_of_a_deleted_partition_is_not_found(manager: LogManager) -> None:
     producer(coordinator(manager))
     log = storage(manager)
@@ -148,12 +153,3 @@ def test_a_marker_of_a_deleted_partition_is_not_found(manager: LogManager) -> No
         log.write_marker(TopicPartition("deleted", 0), marker)
     with pytest.raises(NotFound):
         log.flush(TopicPartition("deleted", 0))
-
-
-@pytest.mark.parametrize(
-    ("name", "number"),
-    [("", 0), ("a", 47), ("payments", 13), ("polygenelubricants", 0), ("hôte", 45), ("\U0001f600", 49), ("fenced", 43)],
-)
-def test_the_partition_of_an_id_is_kafkas(name: str, number: int) -> None:
-    """Numbers of kafka's `Utils.abs(name.hashCode()) % 50`; the hash of the fourth text is -2^31."""
-    assert partition_of(name, 50) == number
