@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 _HERE = Path(__file__).parent
-sys.path[:0] = [str(_HERE), str(_HERE.parent / "crash"), str(_HERE.parent / "unit"), str(_HERE.parents[1])]
+sys.path[:0] = [str(_HERE), str(_HERE.parent / "crash"), str(_HERE.parent / "unit" / "support"), str(_HERE.parents[1])]
 
 from mutations import mutations  # noqa: E402
 
@@ -59,7 +59,7 @@ def _targets(*, is_guided: bool) -> Any:
         return targets
     import atheris
 
-    with atheris.instrument_imports(include=["local"]):
+    with atheris.instrument_imports(include=["local", "tiered.serve"]):
         import targets as instrumented
     return instrumented
 

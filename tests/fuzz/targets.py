@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import cramjam
+import kafka_targets
 import numpy as np
 from disk_model import ModelDisk
 from legacy_samples import APPEND, many, message, wrapper
@@ -397,6 +398,8 @@ TARGETS: dict[str, Target] = {
     "rsm_manifest": Target(run_rsm_manifest, manifest_seeds),
     "chunk_sizes": Target(run_chunk_sizes, lambda: [bytes.fromhex("000000030000000a01000a0000001e")]),
     "checkpoint": Target(run_checkpoint, checkpoint_seeds),
+    "kafka_request": Target(kafka_targets.run_request, kafka_targets.request_seeds),
+    "kafka_sasl": Target(kafka_targets.run_sasl, kafka_targets.sasl_seeds),
     "partition_metadata": Target(
         run_partition_metadata,
         lambda: [b"version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAABw\n", b"#x\nversion=1\ncluster.id=a\nnode.id=1\n"],

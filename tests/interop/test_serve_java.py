@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from kafka_artifacts import Kafka
+from kafka_security import PASSWORDS, SASL, TLS, Place, secured
 from served_bucket import TOPICS, filled_store, serving
 
 from local.names import TopicPartition
 from local.records.isolation import Isolation
 from tiered.read.bucket_reader import RemoteLog
+from tiered.serve.bucket_source import BucketSource
 
 pytestmark = pytest.mark.kafka
 CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
@@ -60,3 +64,32 @@ def test_get_offsets_finds_the_offsets_of_the_bucket(kafka: Kafka, bucket: Remot
     printed = _java(kafka, OFFSETS, "--bootstrap-server", address, "--time", spec).decode().split()
     offsets = {name: each.offset for name, each in found.items() if each is not None}
     assert printed == [f"{name.topic}:{name.partition}:{offset}" for name, offset in offsets.items()]
+
+
+@pytest.mark.parametrize("password", [PASSWORDS["alice"], "wrong"])
+def test_the_console_consumer_reads_with_scram_over_tls(
+    kafka: Kafka, bucket: RemoteLog, tmp_path: Path, password: str
+) -> None:
+    place = Place.new(tmp_path / "secured")
+    place.write(SASL, TLS, '[[acl]]\nprincipal = "User:alice"\noperations = "Read"\ntopic = "newest"')
+    module = "org.apache.kafka.common.security.scram.ScramLoginModule"
+    settings = {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.jaas.config": f'{module} required username="alice" password="{password}";',
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(place.authority.file),
+    }
+    client = tmp_path / "client.properties"
+    client.write_text("\n".join(f"{name}={value}" for name, value in settings.items()))
+    records = list(bucket.reader().records(TopicPartition("newest", 0), 0))
+    expected = [b"%s" % each.value for each in records]
+    with closing(BucketSource(bucket, lambda: 0.0)) as source, secured(place, source) as server:
+        words = ["--bootstrap-server", f"localhost:{server.address[1]}", "--consumer.config", str(client)]
+        words += ["--topic", "newest", "--partition", "0", "--offset", "earliest", "--max-messages", str(len(records))]
+        found = _java(kafka, CONSUMER, *words).splitlines()
+    if password == PASSWORDS["alice"]:
+        assert found == expected
+    else:  # the consumer prints the reason, and ends without an exit code
+        assert b"authentication failed" in b" ".join(found).lower()
+        assert not set(found) & set(expected)
