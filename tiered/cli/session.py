@@ -181,6 +181,7 @@ class Session:
         *,
         verb: str = "done",
         overrides: Mapping[str, str] | None = None,
+        read_only: bool = False,
         is_hasty: bool = False,
     ) -> Iterator[Node]:
         """The running node of the directory, or a manager, for the operations of one command. Raises as `manager`.
@@ -192,7 +193,7 @@ class Session:
         self.set_up_logging()
         show_bytes = partial(byte_progress, self, verb)
         with CommandWork(self.progress, show_bytes, self.say, now_ms, stop) as work:
-            open_manager = partial(self.manager, overrides=overrides, is_hasty=is_hasty)
+            open_manager = partial(self.manager, overrides=overrides, read_only=read_only, is_hasty=is_hasty)
             with opened(self.config().data_dirs, open_manager, work, overrides=self.overrides) as node:
                 yield node
 

@@ -54,7 +54,18 @@ TREE: Mapping[str, str] = {
 
 # Commands added after the design. Each of them is in docs/reference/cli.md.
 BESIDE = {
-    *("adopt", "fork", "import", "remote", "rewrite", "pipeline", "get-offsets", "delete-records", "transactions"),
+    *(
+        "adopt",
+        "fork",
+        "import",
+        "remote",
+        "rewrite",
+        "pipeline",
+        "get-offsets",
+        "delete-records",
+        "transactions",
+        "group",
+    ),
     *(
         "compact",
         "view",

@@ -17,7 +17,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
 import msgspec
@@ -49,6 +50,10 @@ R = TypeVar("R")
 
 class Node(Protocol):
     """Where a command's operations run."""
+
+    @property
+    def client(self) -> Client:
+        """A connection to the node; a manager of the command's own is served within this process."""
 
     @property
     def manager(self) -> LogManager | None:
@@ -125,9 +130,29 @@ class CommandWork(ExitStack):
 class LocalNode:
     """A manager of the command's own, which the caller closes."""
 
-    def __init__(self, manager: LogManager, work: Work) -> None:
+    def __init__(self, manager: LogManager, work: Work, stack: ExitStack) -> None:
+        """`stack` ends before the manager."""
         self.manager: LogManager = manager
-        self._work = work
+        self._work, self._stack = work, stack
+        self._client: Client | None = None
+
+    @property
+    def client(self) -> Client:
+        if self._client is None:
+            from tiered.serve.commands.client import Client
+            from tiered.serve.commands.unix_socket import NodeSocket
+            from tiered.serve.node.endpoint import serving_node, serving_reads
+
+            directory = self._stack.enter_context(TemporaryDirectory(prefix="tiered-"))
+            own = self._stack.enter_context(closing(NodeSocket([directory])))
+            if self.manager.directories.read_only:
+                self._stack.enter_context(serving_reads(self.manager, own, self._work.now_ms))
+            else:
+                self._stack.enter_context(serving_node(self.manager, None, 0, own=own, now_ms=self._work.now_ms))
+            connection = connect(directory, CONNECT_S)
+            assert connection is not None, "this process listens"
+            self._client = self._stack.enter_context(Client(connection))
+        return self._client
 
     def run(
         self,
@@ -246,7 +271,7 @@ def opened(
                 if error.code is not ErrorCode.DIRECTORY_HELD or (client := _await_node(directories, work.say)) is None:
                     raise
             else:
-                yield LocalNode(manager, work)
+                yield LocalNode(manager, work, stack)
                 return
         if overrides:
             names = ", ".join(overrides)

@@ -82,6 +82,19 @@ def serving_node(
                 jobs.close(JOBS_END_S)
 
 
+@contextmanager
+def serving_reads(manager: LogManager, own: NodeSocket, now_ms: Callable[[], int]) -> Iterator[KafkaServer]:
+    """Serve a directory that is open read-only on a socket within the block: its records and its groups."""
+    own.publish()
+    assert own.listener is not None, "the caller can write the directory of the socket"
+    jobs = Jobs(partial(run_operation, manager), now_ms)
+    with closing(NodeSource(manager)) as source:
+        groups = group_coordinator(manager, source, NodeSink(manager, now_ms), now_ms)
+        service = Service(source=source, groups=groups, broker_id=source.broker_id)
+        with serving(service, None, 0, local=(own.listener, jobs)) as server:
+            yield server
+
+
 def group_coordinator(
     manager: LogManager, source: NodeSource, sink: NodeSink, now_ms: Callable[[], int]
 ) -> GroupCoordinator:

@@ -20,6 +20,7 @@ LOOKING = frozenset(
         *("doctor", "topic list", "topic describe", "consume", "dump", "scrub", "remote ls", "pipeline plan"),
         *("get-offsets", "transactions list", "status", "cost show", "cost simulate", "cost advise", "cost prices"),
         *("plan", "compaction status", "compaction advise", "view status", "log-dirs", "placement", "web", "serve"),
+        *("group list", "group describe"),
         *("generate grafana", "generate alerts", "generate systemd", "generate completion", "completion"),
         *("config explain", "config lint", "config export"),
     )
@@ -54,6 +55,7 @@ CHANGING = {
     "pipeline run": "pipeline run --spark none",
     "backfill": "backfill orders --to file://{home}/other",
     "delete-records": "delete-records orders/0 --before 5",
+    "group reset-offsets": "group reset-offsets readers orders --to earliest",
     "transactions end": "transactions end open/0 --producer-id 7 --abort",
     "compact": "compact keyed",
     "view build": "view build keyed",
@@ -88,6 +90,7 @@ CONFIRMED = frozenset(
             "rewrite redact",
             "pipeline run",
             "delete-records",
+            "group reset-offsets",
             "transactions end",
             "view drop",
             "apply",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -124,6 +125,13 @@ COMMANDS = (
     "log-dirs move plain/0 --to {target} --progress json",
     "log-dirs move plain/0 --to elsewhere",
     "log-dirs move nope/0 --to {target}",
+    "group list",
+    "group describe nope",
+    "group reset-offsets readers plain --to earliest --yes",
+    "group reset-offsets readers plain other/1 --to latest --yes -o json",
+    "group reset-offsets readers plain --to @2001-01-01T00:00:00Z --dry-run",
+    "group reset-offsets readers nope --to latest --yes",
+    "group reset-offsets readers plain --to latest",
     "pause plain --reason tests -o json",
     "pause nope",
     "resume",
@@ -508,3 +516,19 @@ def test_a_follower_is_woken_by_the_append_and_survives_the_end_of_the_node(
 
 def test_following_a_view_is_refused(home: Path) -> None:
     assert invoke(["consume", "plain", "--follow", "--read-compacted"]) == 2
+
+
+def test_a_reset_group_is_listed_and_described_with_its_lag(
+    home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert invoke(["group", "reset-offsets", "readers", "plain", "--to", "earliest", "--yes"]) == 0
+    for is_beside in (True, False):
+        with running(home) if is_beside else nullcontext():
+            capfd.readouterr()
+            assert invoke(["group", "list", "-o", "csv"]) == 0
+            assert "readers,Empty" in capfd.readouterr().out
+            assert invoke(["group", "describe", "readers", "-o", "json"]) == 0
+            described = json.loads(capfd.readouterr().out)
+            assert (described["state"], described["members"]) == ("Empty", 0)
+            (offset,) = described["offsets"]
+            assert (offset["topic"], offset["committed"], offset["end"], offset["lag"]) == ("plain", 0, 60, 60)

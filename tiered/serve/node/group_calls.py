@@ -1,0 +1,203 @@
+"""Consumer groups for commands: the requests of Kafka's admin clients to the coordinator of a node."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from local.errors import Conflict, InvalidRequest, LogError, NotFound, OffsetOutOfRange, Unavailable
+from local.names import TopicPartition
+from tiered.serve.commands.client import Client
+from tiered.serve.messages.base import Api, Error
+from tiered.serve.messages.cluster import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from tiered.serve.messages.group_offsets import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchResponse,
+)
+from tiered.serve.messages.groups import (
+    DescribedGroup,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    ListedGroup,
+    ListGroupsRequest,
+    ListGroupsResponse,
+)
+from tiered.serve.messages.offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
+
+LOAD_S, PAUSE_S = 60.0, 0.1
+LATEST = -1
+_CONSUMER = -1  # the replica id of a client
+_LOADING = (Error.COORDINATOR_LOAD_IN_PROGRESS, Error.COORDINATOR_NOT_AVAILABLE)
+_KINDS: Mapping[int, type[LogError]] = {
+    Error.GROUP_ID_NOT_FOUND: NotFound,
+    Error.UNKNOWN_TOPIC_OR_PARTITION: NotFound,
+    Error.UNKNOWN_MEMBER_ID: Conflict,
+    Error.NON_EMPTY_GROUP: Conflict,
+    Error.OFFSET_OUT_OF_RANGE: OffsetOutOfRange,
+    Error.INVALID_GROUP_ID: InvalidRequest,
+    Error.COORDINATOR_LOAD_IN_PROGRESS: Unavailable,
+    Error.COORDINATOR_NOT_AVAILABLE: Unavailable,
+}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOffset:
+    """A committed offset of a group. `end` None: the partition does not exist any more."""
+
+    partition: TopicPartition
+    committed: int
+    end: int | None
+
+    @property
+    def lag(self) -> int | None:
+        return None if self.end is None else max(0, self.end - self.committed)
+
+
+def list_groups(client: Client) -> Sequence[ListedGroup]:
+    def ask() -> tuple[int, Sequence[ListedGroup]]:
+        response: ListGroupsResponse = client.call(Api.LIST_GROUPS, ListGroupsRequest())
+        return response.error_code, response.groups
+
+    return _answered(ask, "cannot list the groups")
+
+
+def describe_group(client: Client, group: str) -> DescribedGroup:
+    """Raises NotFound for an unknown group."""
+
+    def ask() -> tuple[int, DescribedGroup]:
+        response: DescribeGroupsResponse = client.call(Api.DESCRIBE_GROUPS, DescribeGroupsRequest(groups=(group,)))
+        return response.groups[0].error_code, response.groups[0]
+
+    found = _answered(ask, "cannot describe the group", group=group)
+    if found.group_state == "Dead":
+        raise NotFound("the group does not exist", group=group)
+    return found
+
+
+def group_offsets(client: Client, group: str) -> list[GroupOffset]:
+    """Every committed offset of the group, by partition."""
+
+    def ask() -> tuple[int, OffsetFetchResponse]:
+        request = OffsetFetchRequest(group_id=group, groups=(OffsetFetchRequestGroup(group_id=group),))
+        response: OffsetFetchResponse = client.call(Api.OFFSET_FETCH, request)
+        return (response.groups[0].error_code if response.groups else response.error_code), response
+
+    response = _answered(ask, "cannot read the offsets of the group", group=group)
+    names = {each.topic_id: each.name or "" for each in _metadata(client).topics}
+    topics = response.groups[0].topics if response.groups else response.topics
+    committed = {
+        TopicPartition(topic.name or names[topic.topic_id], each.partition_index): each.committed_offset
+        for topic in topics
+        if topic.name or topic.topic_id in names
+        for each in topic.partitions
+        if each.committed_offset >= 0
+    }
+    ends = find_offsets(client, dict.fromkeys(committed, LATEST), may_lack=True)
+    return [
+        GroupOffset(partition=name, committed=offset, end=ends.get(name)) for name, offset in sorted(committed.items())
+    ]
+
+
+def partitions_of(client: Client, topic: str) -> list[TopicPartition]:
+    """Raises NotFound for an unknown topic."""
+    (found,) = _metadata(client, MetadataRequestTopic(name=topic)).topics
+    if found.error_code != Error.NONE:
+        raise _error_of(found.error_code, "topic not found", topic=topic)
+    return [TopicPartition(topic, each.partition_index) for each in found.partitions]
+
+
+def find_offsets(
+    client: Client, specs: Mapping[TopicPartition, int], *, may_lack: bool = False
+) -> dict[TopicPartition, int]:
+    """The offset of a time in ms or a code of ListOffsets; with `may_lack` without unknown partitions.
+
+    A time after the newest record means the end.
+    """
+    topics = tuple(
+        ListOffsetsTopic(
+            name=topic,
+            partitions=tuple(
+                ListOffsetsPartition(partition_index=name.partition, timestamp=spec)
+                for name, spec in specs.items()
+                if name.topic == topic
+            ),
+        )
+        for topic in sorted({name.topic for name in specs})
+    )
+    if not topics:
+        return {}
+    response: ListOffsetsResponse = client.call(
+        Api.LIST_OFFSETS, ListOffsetsRequest(replica_id=_CONSUMER, topics=topics)
+    )
+    found, after = {}, {}
+    for topic in response.topics:
+        for each in topic.partitions:
+            name = TopicPartition(topic.name, each.partition_index)
+            if each.error_code == Error.NONE and each.offset >= 0:
+                found[name] = each.offset
+            elif each.error_code == Error.NONE and specs[name] >= 0:
+                after[name] = LATEST
+            elif not may_lack:
+                raise _error_of(each.error_code, "cannot find an offset", partition=name)
+    return found | (find_offsets(client, after) if after else {})
+
+
+def commit_offsets(client: Client, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    """Commit for a group without members, durable on return. Raises Conflict for a group with members."""
+    ids = {each.name: each.topic_id for each in _metadata(client).topics}
+    topics = tuple(
+        OffsetCommitRequestTopic(
+            name=topic,
+            topic_id=ids.get(topic),
+            partitions=tuple(
+                OffsetCommitRequestPartition(partition_index=name.partition, committed_offset=offset)
+                for name, offset in offsets.items()
+                if name.topic == topic
+            ),
+        )
+        for topic in sorted({name.topic for name in offsets})
+    )
+
+    def ask() -> tuple[int, None]:
+        response: OffsetCommitResponse = client.call(
+            Api.OFFSET_COMMIT, OffsetCommitRequest(group_id=group, topics=topics)
+        )
+        codes = [each.error_code for topic in response.topics for each in topic.partitions]
+        return next((code for code in codes if code != Error.NONE), Error.NONE), None
+
+    _answered(ask, "cannot change the offsets, the group may have members: stop its consumers", group=group)
+
+
+def _metadata(client: Client, *topics: MetadataRequestTopic) -> MetadataResponse:
+    response: MetadataResponse = client.call(Api.METADATA, MetadataRequest(topics=topics or None))
+    return response
+
+
+def _answered(ask: Callable[[], tuple[int, T]], attempt: str, **facts: object) -> T:
+    """Ask until the coordinator has loaded, LOAD_S at most. Raises the error of its answer."""
+    until_s = time.monotonic() + LOAD_S
+    while True:
+        code, found = ask()
+        if code == Error.NONE:
+            return found
+        if code not in _LOADING or time.monotonic() >= until_s:
+            raise _error_of(code, attempt, **facts)
+        time.sleep(PAUSE_S)
+
+
+def _error_of(code: int, attempt: str, **facts: object) -> LogError:
+    name = code.name.lower() if isinstance(code, Error) else code
+    return _KINDS.get(code, LogError)(attempt, **facts, error=name)
