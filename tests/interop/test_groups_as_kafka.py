@@ -40,6 +40,8 @@ def test_every_response_equals_that_of_a_broker(kafka: Kafka, tmp_path: Path) ->
             create_topics(broker.address, {calls.TOPIC: {}})
             server = calls.Server(broker.address, pool)
             calls.until(lambda: not server.call(calls.FIND, 3, key="one").error_code.value)
+            loading = calls.fetching(9, "none")
+            calls.until(lambda: not server.call(calls.FETCH, 9, **loading).groups[0].error_code.value)
             theirs = calls.run(server)
             states = {each.group_id: each.group_state for each in server.call(calls.LIST, 5).groups}
             answers = {name: committed(server, name) for name in states}
