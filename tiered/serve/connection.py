@@ -32,8 +32,8 @@ from functools import partial
 from typing import Any
 
 from local.errors import InvalidRequest, LogError
+from tiered.serve.authorization.rules import answer
 from tiered.serve.codec import size_of
-from tiered.serve.handlers.dispatch import answer
 from tiered.serve.handlers.service import Call, Endpoint, Service
 from tiered.serve.messages.base import Api, Piece
 from tiered.serve.protocol import Received, encode, parse

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from tiered.serve.handlers.authorization import RULES
 from tiered.serve.handlers.cluster import api_versions, describe_cluster, metadata
 from tiered.serve.handlers.configs import alter_configs, describe_configs, incremental_alter_configs
 from tiered.serve.handlers.fetch import fetch
@@ -31,7 +30,7 @@ from tiered.serve.handlers.offsets import list_offsets, offset_for_leader_epoch
 from tiered.serve.handlers.operations import await_operation, start_operation
 from tiered.serve.handlers.produce import init_producer_id, produce
 from tiered.serve.handlers.sasl import sasl_authenticate, sasl_handshake
-from tiered.serve.handlers.service import Call, Handler, Service
+from tiered.serve.handlers.service import Handler
 from tiered.serve.handlers.topics import create_partitions, create_topics, delete_topics, describe_topic_partitions
 from tiered.serve.handlers.transaction_queries import (
     describe_producers,
@@ -90,10 +89,3 @@ HANDLERS: Mapping[int, Handler] = MappingProxyType(
         Api.OFFSET_DELETE: offset_delete,
     }
 )
-
-
-async def answer(service: Service, api: int, request: object, call: Call) -> object:
-    """The response to a request of a served API; None for a request without a response."""
-    if service.security is None:
-        return await HANDLERS[api](service, request, call)
-    return await RULES[api](service, request, call, HANDLERS[api])

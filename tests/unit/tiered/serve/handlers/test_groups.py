@@ -15,9 +15,9 @@ from group_world import joining
 
 from local.errors import DiskFailed, Unavailable
 from local.names import TopicPartition
+from tiered.serve.authorization.rules import answer
 from tiered.serve.groups.coordinator import Committer, GroupCoordinator, NewOffset
 from tiered.serve.groups.group_settings import GroupSettings
-from tiered.serve.handlers.dispatch import answer
 from tiered.serve.handlers.service import Service
 from tiered.serve.messages.base import NO_OPERATIONS, Api, Error
 from tiered.serve.messages.group_offsets import (

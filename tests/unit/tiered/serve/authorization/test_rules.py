@@ -13,8 +13,8 @@ import pytest
 from fake_source import CALL, IDS, FakeSource
 from kafka_security import Clock
 
-from tiered.serve.handlers.authorization import RULES
-from tiered.serve.handlers.dispatch import HANDLERS, answer
+from tiered.serve.authorization.rules import RULES, answer
+from tiered.serve.handlers.dispatch import HANDLERS
 from tiered.serve.handlers.service import Service
 from tiered.serve.messages.base import Api, Error
 from tiered.serve.messages.cluster import DescribeClusterRequest, MetadataRequest, MetadataRequestTopic

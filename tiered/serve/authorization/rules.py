@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from tiered.serve.handlers import admin_rules, group_rules, produce_rules, read_rules
-from tiered.serve.handlers.permissions import ANYONE, COMMANDS, AuthorizationRule
+from tiered.serve.authorization import admin_rules, group_rules, produce_rules, read_rules
+from tiered.serve.authorization.permissions import ANYONE, COMMANDS, AuthorizationRule
+from tiered.serve.handlers.dispatch import HANDLERS
+from tiered.serve.handlers.service import Call, Service
 from tiered.serve.messages.base import Api, OwnApi
 
 RULES: Mapping[int, AuthorizationRule] = MappingProxyType(
@@ -63,3 +65,10 @@ RULES: Mapping[int, AuthorizationRule] = MappingProxyType(
         OwnApi.AWAIT_OPERATION: COMMANDS,
     }
 )
+
+
+async def answer(service: Service, api: int, request: object, call: Call) -> object:
+    """The response to a request of a served API; None for a request without a response."""
+    if service.security is None:
+        return await HANDLERS[api](service, request, call)
+    return await RULES[api](service, request, call, HANDLERS[api])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tiered.serve.handlers.permissions import DENIED, AuthorizationRule, may_cluster, operations, split
+from tiered.serve.authorization.permissions import DENIED, AuthorizationRule, may_cluster, operations, split
 from tiered.serve.handlers.service import Call, Handler, Service
 from tiered.serve.messages.base import Error
 from tiered.serve.messages.group_offsets import (

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from local.errors import InvalidRequest
-from tiered.serve.handlers.permissions import DENIED, may_cluster, split
+from tiered.serve.authorization.permissions import DENIED, may_cluster, split
 from tiered.serve.handlers.service import Call, Handler, Service
 from tiered.serve.messages.base import Error
 from tiered.serve.messages.produce import (

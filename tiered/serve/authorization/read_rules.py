@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tiered.serve.handlers.permissions import DENIED, cluster_operations, may_cluster, operations, split
+from tiered.serve.authorization.permissions import DENIED, cluster_operations, may_cluster, operations, split
 from tiered.serve.handlers.service import Call, Handler, Service
 from tiered.serve.messages.base import Error
 from tiered.serve.messages.cluster import (

@@ -12,7 +12,7 @@ from fake_source import CALL, FakeSource
 from kafka_security import Clock
 
 from local.errors import InvalidRequest
-from tiered.serve.handlers.authorization import RULES
+from tiered.serve.authorization.rules import RULES
 from tiered.serve.handlers.service import Service
 from tiered.serve.messages import configs, group_offsets, groups, log_dirs, produce, topics, transactions
 from tiered.serve.messages.base import Api, Error, OwnApi

@@ -1,4 +1,4 @@
-"""Permissions of callers, for the rules of all APIs (`tiered.serve.handlers.authorization`)."""
+"""Permissions of callers, for the rules of all APIs (`tiered.serve.authorization.rules`)."""
 
 from __future__ import annotations
 
