@@ -88,7 +88,8 @@ class _News:
     async def wait(self, timeout_s: float) -> bool:
         """Whether there are news before the time is over."""
         try:
-            await asyncio.wait_for(self._has_some.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):  # `wait_for` of Python 3.11 may lose a cancellation
+                await self._has_some.wait()
         except TimeoutError:
             return False
         return True

@@ -51,7 +51,8 @@ async def await_operation(service: Service, request: OperationRequest, call: Cal
     with job.watched(notify):
         if not job.is_done:
             with suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), min(max(wanted.wait_ms, 0) / 1000, WAIT_S_MAX))
+                async with asyncio.timeout(min(max(wanted.wait_ms, 0) / 1000, WAIT_S_MAX)):
+                    await news.wait()
     state = job.state(max(wanted.messages_seen, 0))
     if state.is_done:
         service.operations.forget(job)
