@@ -18,10 +18,10 @@ from transaction_calls import TOPIC
 
 from local.format.record import Record
 from local.names import TopicPartition
-from local.records.coordinator_records import decode_transaction_record
 from local.records.isolation import Isolation
 from tiered.config.config import Config
 from tiered.manager.manager import LogManager
+from tiered.serve.groups.coordinator_records import decode_transaction_record
 from tiered.serve.node.endpoint import serving_node
 
 pytestmark = pytest.mark.kafka

@@ -171,7 +171,7 @@ as_text = decode_with(utf8, utf8)
 
 
 def decode_coordinator(read: DecodeRecord) -> DecodeRecord:
-    """Return a decoder by `local.records.coordinator_records`, of other records as text."""
+    """Return a decoder by `tiered.serve.groups.coordinator_records`, of other records as text."""
 
     def decode(key: bytes | None, value: bytes | None) -> tuple[object, object]:
         try:

@@ -36,11 +36,11 @@ from local.log.leader_epochs import LeaderEpochs
 from local.log.producer_state import ProducerEntry, decode_snapshot
 from local.names import TopicPartition, parse_segment_file, segment_file
 from local.records.batch_runs import BatchRuns
-from local.records.coordinator_records import FieldReader
 from local.storage import Storage, StorageFile, join
 from policies.tier_relation import BrokerRetention, LogStartFacts
 from tiered.config.config import Config, check_combination, resolve_rules
 from tiered.config.properties import DEFAULTS, PROPERTIES, TABLE, nearest, parse
+from tiered.serve.groups.coordinator_records import FieldReader
 
 METADATA = "__cluster_metadata-0"
 TOPIC_RECORD, PARTITION_RECORD, CONFIG_RECORD, PARTITION_CHANGE_RECORD, REMOVE_TOPIC_RECORD = 2, 3, 4, 5, 9

@@ -60,8 +60,8 @@ class Decoding:
         return bool(self.key_decoder or self.value_decoder or self.offsets_decoder or self.transaction_log_decoder)
 
     def decoders(self) -> Decoders:
-        from local.records import coordinator_records
         from tiered.inspect.dumping import DECODERS, Decoders, decode_coordinator, decode_with
+        from tiered.serve.groups import coordinator_records
 
         if self.offsets_decoder and self.transaction_log_decoder:
             raise click.UsageError("--offsets-decoder and --transaction-log-decoder exclude each other")

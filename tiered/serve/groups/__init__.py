@@ -2,4 +2,5 @@
 
 `group` is the state machine of one group, `committed` its offsets, both without I/O. `coordinator` has all groups of a
 node. `offsets_records` are the bytes of ``__consumer_offsets``, `offsets_log` its storage, `offsets_writer` its writes.
+`coordinator_records` decodes the records of all versions for display.
 """

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from local.errors import Corrupt
-from local.records.coordinator_records import FieldReader
+from tiered.serve.groups.coordinator_records import FieldReader
 from tiered.serve.groups.offsets_records import MemberValue
 from tiered.serve.messages.base import Error
 from tiered.serve.messages.groups import (

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from local.errors import Corrupt, InvalidRequest
-from local.records.coordinator_records import FieldReader
+from tiered.serve.groups.coordinator_records import FieldReader
 
 _SHORT, _INT, _LONG = struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")
 _OFFSET_KEY, _GROUP_KEY = 1, 2

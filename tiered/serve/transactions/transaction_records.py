@@ -32,7 +32,7 @@ from operator import attrgetter
 
 from local.errors import Corrupt, InvalidRequest
 from local.names import TopicPartition
-from local.records.coordinator_records import FieldReader
+from tiered.serve.groups.coordinator_records import FieldReader
 from tiered.serve.transactions.transaction import NONE, VERSION_0, State, Transaction
 
 _VERSION, _NEWEST, _FLEXIBLE = 1, 1, 1

@@ -26,7 +26,6 @@ from local.log import checkpoints
 from local.log.producer_state import ProducerEntry, encode_snapshot
 from local.records.batch import HEADER_BYTES, Codec, encode_batch, encode_marker
 from local.records.batch_runs import DISORDER, BatchRuns
-from local.records.coordinator_records import decode_offsets_record, decode_transaction_record
 from local.verify.findings import Severity
 from local.verify.segment_checks import check_offset_index, check_time_index
 from remote.segments.stored_segment import IndexBundle, encode_bundle
@@ -37,6 +36,7 @@ from tiered.cli.main import invoke
 from tiered.cli.render import Column, print_table
 from tiered.inspect.dump_sources import Kind, kind_of, open_file, split_object_url
 from tiered.inspect.dumping import DECODERS, Filter, LogDump, encode, sequence_of
+from tiered.serve.groups.coordinator_records import decode_offsets_record, decode_transaction_record
 
 BASE = 100
 T0 = 1_700_000_000_000

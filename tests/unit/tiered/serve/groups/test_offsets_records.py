@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from local.errors import Corrupt, InvalidRequest
-from local.records.coordinator_records import decode_offsets_record
+from tiered.serve.groups.coordinator_records import decode_offsets_record
 from tiered.serve.groups.offsets_records import (
     GroupKey,
     GroupValue,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from local.errors import Corrupt
 from local.names import TopicPartition
-from local.records.coordinator_records import decode_transaction_record
+from tiered.serve.groups.coordinator_records import decode_transaction_record
 from tiered.serve.transactions.transaction import State, Transaction
 from tiered.serve.transactions.transaction_records import decode_key, decode_value, encode_key, encode_value
 
