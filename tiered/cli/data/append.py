@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import click
 
@@ -23,9 +23,6 @@ from tiered.cli.records import ReadLine, jsonl_reader, line_reader
 from tiered.cli.render import PartitionRow, Result, number, print_result
 from tiered.cli.session import Session, Stop, now_ms, stop_signals
 from tiered.config.units import format_count
-
-if TYPE_CHECKING:
-    pass
 
 CODECS = ("uncompressed", "gzip", "snappy", "lz4", "zstd")
 RUN_S = 1.0  # maximum delay of a line of an open pipe

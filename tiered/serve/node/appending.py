@@ -29,11 +29,12 @@ from tiered.config.config import log_settings
 from tiered.config.units import format_ms
 from tiered.manager import remote_acks
 from tiered.manager.manager import LogManager, Partitioner
-from tiered.manager.remote_acks import MARKS_FILE, AppendMarks, Share, check_remote_acks
+from tiered.manager.remote_acks import check_remote_acks
 from tiered.node.problems import store_problems
 from tiered.node.topic_registry import Topic
 from tiered.serve.commands.operation_jobs import Problem, Work, error_of, failure_of, problems_of
 from tiered.serve.messages.operations import Failure
+from tiered.serve.node.append_marks import MARKS_FILE, AppendMarks, Share, input_key
 
 if TYPE_CHECKING:
     from tiered.serve.node.command_node import Node
@@ -91,7 +92,7 @@ def find_append(manager: LogManager, work: Work, *, key: str) -> list[Share] | N
 def await_bucket(
     manager: LogManager, work: Work, *, key: str | None, shares: list[Share], timeout_ms: int
 ) -> BucketAnswer:
-    """Mark the input, wait until the bucket holds its records, and remove the mark. Order of effects as `AppendMarks`.
+    """Mark the input, wait until the bucket holds its records, and remove the mark. Order of effects as `append_marks`.
 
     A mark that cannot be written does not end the wait: the records are appended.
     """
@@ -200,7 +201,7 @@ class RemoteAppend:
             return None
         facts = os.stat(source)
         state = (os.path.realpath(source), facts.st_size, facts.st_mtime_ns, facts.st_ino)
-        self._key = remote_acks.input_key({"target": self._target, "source": state, **how})
+        self._key = input_key({"target": self._target, "source": state, **how})
         shares = self._node.run(find_append, key=self._key)
         if shares is not None:
             count = sum(each.records for each in shares)

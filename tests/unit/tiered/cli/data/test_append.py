@@ -13,7 +13,7 @@ from local.errors import AccessDenied, Unavailable
 from local.storage import DiskStorage
 from tiered.cli.main import invoke
 from tiered.manager import remote_acks
-from tiered.manager.remote_acks import MARKS_FILE, MARKS_MAX, AppendMarks, Share, input_key
+from tiered.serve.node.append_marks import MARKS_FILE, MARKS_MAX, AppendMarks, Share, input_key
 
 APPEND = ["append", "orders", "lines", "-K", ":", "--acks", "remote"]
 
