@@ -135,12 +135,6 @@ class Config:
         return float(self.topic_properties("")["log.dir.free.share.min"])
 
     @property
-    def tier_threads(self) -> tuple[int, int]:
-        """The number of partitions that copy in parallel, and that send other store requests in parallel."""
-        copiers, expirers = (f"remote.log.manager.{kind}.thread.pool.size" for kind in ("copier", "expiration"))
-        return self.int_of(copiers), self.int_of(expirers)
-
-    @property
     def fetch_cache_dir(self) -> str:
         """The persistent fetch cache, absolute; empty for none. Raises InvalidRequest inside a log directory."""
         path = self.topic_properties("")["remote.fetch.cache.dir"]

@@ -68,7 +68,8 @@ class RemoteTasks:
     """The two task pools of a manager. Thread safe."""
 
     def __init__(self, table: PartitionTable, deletion: TopicDeletion) -> None:
-        copiers, expirers = table.opener.config.tier_threads
+        pools = (f"remote.log.manager.{kind}.thread.pool.size" for kind in ("copier", "expiration"))
+        copiers, expirers = map(table.opener.config.int_of, pools)
         self._table = table
         self._directories = table.directories
         self._opener = table.opener

@@ -127,11 +127,6 @@ class SavedPlan:
     steps: tuple[Step, ...] | None = None
 
     @property
-    def is_for_later(self) -> bool:
-        """Whether the plan is for a later time: it can be shown, not applied."""
-        return self.plan.now_ms > self.made_ms
-
-    @property
     def fingerprint(self) -> str:
         if self.steps is not None:
             body = msgspec.json.encode([self.steps, sorted(self.basis.items())])
@@ -186,7 +181,7 @@ def apply_saved(
 
 def check_unchanged(saved: SavedPlan, manager: LogManager, now_ms: int) -> None:
     """Raise Conflict if the state behind the plan changed, InvalidRequest for a plan for a later time."""
-    if saved.is_for_later:
+    if saved.plan.now_ms > saved.made_ms:
         raise InvalidRequest("cannot apply the saved plan, it was made for a later time", at_ms=saved.plan.now_ms)
     topics = {name.topic for name in saved.plan.decisions}
     facts: dict[str, object] = {}
