@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import socket
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +24,15 @@ from command_server import Commands
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs" / "tutorial" / "first-road.md"
+KCAT = ROOT / "docs" / "tutorial" / "kcat.md"
 NOTEBOOK = ROOT / "docs" / "tutorial" / "second-road.md"
 LOOKING = ROOT / "docs" / "how-to" / "look-inside-a-log.md"
 EMBEDDING = ROOT / "docs" / "how-to" / "embed-in-python.md"
 README = ROOT / "README.md"
 PROGRAMS = ROOT / "docs" / "tutorial" / "python.md"
 HOW_TO = ROOT / "docs" / "how-to"
+SERVE = "tiered serve --remote file://$PWD/decade/bucket"
+LIMIT_S = 60.0
 
 _RUN = re.compile(
     r"<!-- run(?P<spark> spark)? -->\n```sh\n(?P<command>.*?)```\n"
@@ -113,6 +121,46 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_tutorial_commands_print_the_output_shown(road: Path) -> None:
     assert (road / "road" / "tiered.toml").exists()
     assert sum(step.sample is not None for step in STEPS) >= 7, "the page must have at least seven marked samples"
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """The address of the process that the tutorial with kcat starts in a second terminal."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    words = [*SERVE.replace("$PWD", str(folder)).split()[1:], "--port", port]
+    output = folder / "serve.txt"
+    with output.open("w") as out:
+        child = subprocess.Popen([sys.executable, "-m", "tiered", *words], cwd=ROOT, stdout=out, stderr=out)
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        while f"serving 1 topics to Kafka clients at 127.0.0.1:{port} until Ctrl-C" not in output.read_text():
+            assert child.poll() is None, output.read_text()
+            assert time.monotonic() < deadline, output.read_text()
+            time.sleep(0.05)
+        yield f"localhost:{port}"
+        child.terminate()
+        assert child.wait(LIMIT_S) == 0, output.read_text()
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.server
+def test_tutorial_with_kcat_prints_the_output_shown(tmp_path: Path, commands: Commands) -> None:
+    """By kcat, or without one by `support/kcat.py`."""
+    kcat = commands.directory / "kcat"
+    if shutil.which("kcat") is None:
+        kcat.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ROOT}/tests/unit/support/kcat.py" "$@"\n')
+        kcat.chmod(0o755)
+    assert f"```sh\n{SERVE}\n```" in KCAT.read_text()
+    first, *others = steps_of(KCAT)
+    check_output(first, shell(first.command, tmp_path))
+    with serving(tmp_path) as address:
+        for step in others:
+            printed = shell(step.command.replace("localhost:9092", address), tmp_path)
+            check_output(step, printed.replace(address.replace("localhost", "127.0.0.1"), "127.0.0.1:9092"))
+    assert len(others) == 4
 
 
 def test_commands_of_the_guide_on_log_inspection_print_the_output_shown(tmp_path: Path) -> None:
