@@ -58,10 +58,10 @@ class NodeSource:
         self._streams = OpenStreams()
         self._files = FileReads()
         self._watchers = _Watchers()
-        identity = manager.directories.online[0].identity
-        assert identity is not None, "a directory that is open for writing has ids"
-        self.cluster_id = identity.cluster_id
-        self.broker_id = int(identity.node_id) if identity.node_id.isdigit() else BROKER_ID
+        identity = manager.directories.online[0].identity  # None: read-only, and no manager has written there yet
+        node_id = identity.node_id if identity is not None else ""
+        self.cluster_id = identity.cluster_id if identity is not None else ""
+        self.broker_id = int(node_id) if node_id.isdigit() else BROKER_ID
         self._listed: list[Topic] = []
         self._topics: Mapping[str, ServedTopic] = {}
 

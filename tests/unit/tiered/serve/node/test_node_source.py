@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from uuid import UUID
 
@@ -21,6 +22,7 @@ from local.records.isolation import Isolation
 from local.records.offset_spec import FoundOffset
 from tiered.config.config import Config
 from tiered.manager.manager import LogManager
+from tiered.serve.handlers.service import BROKER_ID
 from tiered.serve.node import node_source
 from tiered.serve.node.node_source import NodeSource
 from tiered.serve.open_streams import Stream
@@ -387,3 +389,8 @@ def test_the_end_of_the_log_is_empty_and_removed_records_at_it_are_one_batch(
 
     monkeypatch.setattr(log, "read", cut)
     assert not source.read(NAME, 4, isolation=UNCOMMITTED, bytes_max=1).runs
+
+
+def test_read_only_source_of_a_directory_that_no_manager_has_written_to_has_no_ids() -> None:
+    with World().open(read_only=True) as manager, closing(NodeSource(manager)) as source:
+        assert (source.cluster_id, source.broker_id, source.topics()) == ("", BROKER_ID, {})
