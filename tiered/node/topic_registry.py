@@ -129,10 +129,16 @@ class TopicRegistry:
             finally:
                 self._topics = after
 
+    def deletable(self, name: str) -> Topic:
+        """The topic to delete. Raises NotFound, and InvalidRequest for a topic of a coordinator."""
+        if name in COORDINATOR_TOPICS:
+            raise InvalidRequest("cannot delete the topic, it holds the state of groups or transactions", topic=name)
+        return self.get(name)
+
     def delete(self, name: str, *, now_ms: int) -> DeletedTopic:
         """Mark the topic deleted, durable on return; its name is free. `deleted` lists it until `forget`."""
         with self._changing:
-            deleted = DeletedTopic(topic=self.get(name), deleted_ms=now_ms)
+            deleted = DeletedTopic(topic=self.deletable(name), deleted_ms=now_ms)
             remaining = {each: topic for each, topic in self._topics.items() if each != name}
             self._write(remaining, (*self._deleted, deleted))
         return deleted

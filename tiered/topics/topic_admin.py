@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -63,6 +63,7 @@ class TopicAdmin:
         self._directories = table.directories
         self.deletion = TopicDeletion(table)
         self.dry_run = TopicDryRun(table)
+        self.on_deleted: Callable[[str], None] = lambda name: None  # called with the name of each deleted topic
 
     def all(self) -> list[Topic]:
         return self._registry.all()
@@ -119,13 +120,15 @@ class TopicAdmin:
     def delete(self, name: str, *, now_ms: int) -> None:
         """Delete a topic: invisible on return; files and objects follow (`TopicDeletion`).
 
-        Raises NotFound, and Diverged, with nothing done, for a log with records that only this disk holds.
+        Raises, with nothing done: NotFound, InvalidRequest for a topic of a coordinator, and Diverged for a log with
+        records that only this disk holds.
         """
         self._directories.check_writable()
         with self._table.lock:
             errors = [each.tier.error for each in self._table.all([name])]
             raise_first([error for error in errors if isinstance(error, Diverged)])
             self.deletion.delete(name, now_ms=now_ms)
+        self.on_deleted(name)
         self.deletion.step(now_ms)  # if the bucket is available, its grace period counts from now
 
     def reload(self, config: Config, *, now_ms: int) -> Reloaded:

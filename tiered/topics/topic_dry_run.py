@@ -116,7 +116,7 @@ class TopicDryRun:
 
     def deleted_topic(self, name: str, *, now_ms: int) -> TopicLoss:
         """The loss that `TopicAdmin.delete` would cause, and the delaying pins and forks. Raises NotFound."""
-        topic = self._table.registry.get(name)
+        topic = self._table.registry.deletable(name)
         rules = self._opener.rules(topic)
         losses = tuple(self._held_by(topic, each, now_ms) for each in self._losses(topic, now_ms))
         delay_ms, grace_ms = rules.file_delete_delay_ms, rules.delete_grace_ms

@@ -12,6 +12,9 @@ Order of effects of a commit: durable in the log, then in memory, then the answe
 | metadata of all members | MEMBER_BYTES_MAX | GROUP_MAX_SIZE_REACHED |
 | offsets, committed and pending | OFFSETS_MAX | INVALID_COMMIT_OFFSET_SIZE |
 
+An offset has the id of its topic. An offset of another topic of the same name is absent for readers, also before its
+tombstone is durable: a recreated topic has another id.
+
 Source: kafka `GroupCoordinatorService`, `GroupMetadataManager`, `OffsetMetadataManager`.
 """
 
@@ -24,11 +27,11 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
-from local.errors import LogError
+from local.errors import LogError, NotFound
 from local.names import TopicPartition
+from tiered.serve.groups.commits import Committer, NewOffset, is_of_another_topic, value_of
 from tiered.serve.groups.committed import Committed, CommittedOffsets, Transaction
 from tiered.serve.groups.deadlines import Deadlines
 from tiered.serve.groups.group import Group
@@ -51,6 +54,7 @@ from tiered.serve.messages.groups import (
     SyncGroupResponse,
 )
 from tiered.serve.read_pool import ReadPool
+from tiered.serve.record_source import ServedTopic
 
 GROUPS_MAX = 10_000
 MEMBER_BYTES_MAX = 64 << 20
@@ -62,58 +66,27 @@ _EXPIRY = ""  # the deadline of the next check for expired offsets; no group has
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Committer:
-    """The sender of a commit. `generation` -1 and no member: a client without membership."""
-
-    group_id: str
-    generation: int = -1
-    member_id: str = ""
-    instance_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewOffset:
-    """An offset to commit. `expire_after_ms` is the retention that an old client claims."""
-
-    partition: TopicPartition
-    offset: int
-    leader_epoch: int = -1
-    metadata: str | None = None
-    topic_id: uuid.UUID | None = None
-    expire_after_ms: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupFacts:
-    """One group for status and metrics. `committed` are offsets by partition, to compare with the ends of logs."""
-
-    group_id: str
-    state: GroupState
-    protocol_type: str
-    protocol: str | None
-    generation: int
-    members: int
-    committed: Mapping[TopicPartition, int]
-
-
 def system_moment() -> Moment:
     return Moment(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
 
 
 class GroupCoordinator:
-    """`now` is the clock; `new_member_id` makes a unique member id from a prefix."""
+    """`topics` gives all topics without a wait, None: unknown. `now` is the clock.
+
+    `new_member_id` makes a unique member id from a prefix.
+    """
 
     def __init__(
         self,
         log: OffsetsLog,
         settings: GroupSettings | None = None,
         *,
+        topics: Callable[[], Mapping[str, ServedTopic] | None] = lambda: None,
         now: Callable[[], Moment] = system_moment,
         new_member_id: Callable[[str], str] = lambda prefix: f"{prefix}-{uuid.uuid4()}",
     ) -> None:
         self.settings = settings or GroupSettings()
-        self._log, self._now, self._new_member_id = log, now, new_member_id
+        self._log, self._topics, self._now, self._new_member_id = log, topics, now, new_member_id
         self._pool = ReadPool(THREADS, partition_max=1)
         self._writer = OffsetsWriter(log, self._in_thread, lambda: now().wall_ms)
         self._groups: dict[str, Group] = {}
@@ -124,7 +97,7 @@ class GroupCoordinator:
         self._deadlines: Deadlines[str] = Deadlines()
         self._wake: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # once it is loaded
-        self._early: list[Callable[[], None]] = []  # transactions that ended before
+        self._early: list[Callable[[], None]] = []  # ends of transactions and deletions of topics before
         self._early_lock = threading.Lock()
         self._member_bytes: dict[str, int] = {}
         self._member_bytes_total = 0
@@ -167,8 +140,8 @@ class GroupCoordinator:
         self._offsets = loaded.offsets
         with self._early_lock:
             self._loop, early = asyncio.get_running_loop(), self._early
-        for end in early:
-            end()  # once more is no harm: no transaction begins before the end of the load
+        for call in early:
+            call()  # once more is no harm: no transaction begins before the end of the load
         for name, value in loaded.groups.items():
             self._groups[name] = Group.stored(name, value, self.settings, self._new_member_id, now)
         for name in loaded.offsets.groups():
@@ -176,6 +149,9 @@ class GroupCoordinator:
         self._is_loaded = True
         for group in list(self._groups.values()):
             self._settle(group)
+        for name in loaded.offsets.groups():
+            if self._obsolete(name):  # a crash came before the tombstones
+                self._remove_soon(name, partial(self._obsolete, name), is_group_removed=False)
         self._deadlines.set(_EXPIRY, now.ticks_ms + self.settings.retention_check_interval_ms)
         _log.info("loaded groups: groups=%d offsets=%d", len(self._groups), self._offsets.count)
         return True
@@ -184,12 +160,15 @@ class GroupCoordinator:
         """Act on every deadline that is due."""
         now = self._now()
         for name in self._deadlines.pop_due(now.ticks_ms):
-            if name == _EXPIRY:
-                self._deadlines.set(_EXPIRY, now.ticks_ms + self.settings.retention_check_interval_ms)
-                self.expire()
-            elif (group := self._groups.get(name)) is not None:
-                group.advance(now)
-                self._settle(group)
+            try:
+                if name == _EXPIRY:
+                    self._deadlines.set(_EXPIRY, now.ticks_ms + self.settings.retention_check_interval_ms)
+                    self.expire()
+                elif (group := self._groups.get(name)) is not None:
+                    group.advance(now)
+                    self._settle(group)
+            except Exception:  # noqa: BLE001 - the deadlines of the other groups
+                _log.exception("cannot act on a deadline of a group: group=%r", name)
 
     async def prepare(self) -> Error:
         """Create ``__consumer_offsets`` on first use."""
@@ -206,7 +185,7 @@ class GroupCoordinator:
         return Error.NONE
 
     def partition_of(self, group_id: str) -> TopicPartition:
-        """The partition of ``__consumer_offsets`` that has the group."""
+        """The partition of ``__consumer_offsets`` that has the group: final once `prepare` has succeeded."""
         count = self.settings.offsets_partitions if self._partitions is None else self._partitions
         return TopicPartition(OFFSETS_TOPIC, partition_of(group_id, count))
 
@@ -282,29 +261,49 @@ class GroupCoordinator:
         return await self._append(committer.group_id, offsets, error, None)
 
     async def commit_transactional(
-        self, committer: Committer, producer_id: int, producer_epoch: int, offsets: Sequence[NewOffset]
+        self,
+        committer: Committer,
+        producer_id: int,
+        producer_epoch: int,
+        offsets: Sequence[NewOffset],
+        *,
+        partition: TopicPartition,
     ) -> list[Error]:
-        """Offsets in a transaction: durable and pending on return, committed by `transaction_ended`."""
-        error = self._loading() or await self.prepare() or self._check(committer, is_transactional=True)
+        """Offsets in a transaction: durable and pending on return, committed by `transaction_ended`.
+
+        `partition` of ``__consumer_offsets`` belongs to the transaction: only there its marker is written.
+        """
+        error = await self.prepare()
+        if not error and partition != self.partition_of(committer.group_id):
+            error = Error.COORDINATOR_NOT_AVAILABLE  # the topic was created again in between
+        error = error or self._check(committer, is_transactional=True)
         producer = Producer(producer_id, producer_epoch)
         return await self._append(committer.group_id, offsets, error, producer)
 
     def transaction_ended(self, partition: int, producer_id: int, *, is_commit: bool) -> None:
         """The marker of a producer is durable in this partition of ``__consumer_offsets``. From any thread."""
-        end = partial(self._end, Transaction(partition, producer_id), is_commit=is_commit)
+        self._call_soon(partial(self._end, Transaction(partition, producer_id), is_commit=is_commit))
+
+    def topic_deleted(self, topic: str) -> None:
+        """Begin to remove the offsets of a deleted topic. From any thread."""
+        self._call_soon(partial(self._remove_topic, topic))
+
+    def _call_soon(self, call: Callable[[], None]) -> None:
         with self._early_lock:
             if self._loop is None:
-                self._early.append(end)  # the load may have read the partition before
+                self._early.append(call)  # the load may have read the partition before
                 return
         with suppress(RuntimeError):  # the loop was closed
-            self._loop.call_soon_threadsafe(end)
+            self._loop.call_soon_threadsafe(call)
 
     def _end(self, transaction: Transaction, *, is_commit: bool) -> None:
         self._offsets.end(transaction, is_commit=is_commit)
 
     def offsets_of(self, group_id: str) -> Mapping[TopicPartition, Committed]:
         """Of a group; empty for an unknown one. They may change until the caller awaits."""
-        return self._offsets.of(group_id)
+        found, topics = self._offsets.of(group_id), self._topics()
+        other = {each for each, at in found.items() if is_of_another_topic(at.value, each.topic, topics)}
+        return {each: at for each, at in found.items() if each not in other} if other else found
 
     def is_unstable(self, group_id: str, partition: TopicPartition) -> bool:
         """Whether an open transaction has an offset of the partition."""
@@ -343,32 +342,16 @@ class GroupCoordinator:
     async def delete_groups(self, names: Iterable[str]) -> list[Error]:
         return list(await asyncio.gather(*(self._delete(each) for each in names)))
 
-    def facts(self) -> list[GroupFacts]:
-        """Call it in the event loop."""
-        return [
-            GroupFacts(
-                group_id=name,
-                state=group.state,
-                protocol_type=group.protocol_type or "",
-                protocol=group.protocol,
-                generation=group.generation,
-                members=len(group.members),
-                committed={each: found.value.offset for each, found in self._offsets.of(name).items()},
-            )
-            for name, group in self._groups.items()
-        ]
-
     def expire(self) -> None:
         """Begin to remove expired offsets, and empty groups without offsets."""
         for name, group in self._groups.items():
             if group.is_idle or self._expired(name):
                 self._remove_soon(name, partial(self._expired, name), is_group_removed=True)
 
-    def topics_deleted(self, topics: Collection[str]) -> None:
-        """Begin to remove the offsets of deleted topics."""
-        for name, offsets in self._offsets.items():
-            if any(each.topic in topics for each in offsets):
-                wanted = partial(self._offsets_of_topics, name, frozenset(topics))
+    def _remove_topic(self, topic: str) -> None:
+        for name in list(self._offsets.groups()):
+            wanted = partial(self._offsets_of_topic, name, topic)
+            if wanted():
                 self._remove_soon(name, wanted, is_group_removed=False)
 
     # Private
@@ -449,8 +432,8 @@ class GroupCoordinator:
             return [refused or Error.INVALID_COMMIT_OFFSET_SIZE for refused in errors]
         if not valid:
             return errors
-        now_ms = self._now().wall_ms
-        values = [(each.partition, _value_of(each, now_ms)) for each in valid]
+        now_ms, topics = self._now().wall_ms, self._topics() or {}
+        values = [(each.partition, value_of(each, now_ms, topics.get(each.partition.topic))) for each in valid]
         records = [
             (encode_key(OffsetKey(group_id, where.topic, where.partition)), encode_value(value))
             for where, value in values
@@ -549,8 +532,25 @@ class GroupCoordinator:
             return set()  # a member joined while the deletion was waiting
         return {*self._offsets.of(group_id), *self._offsets.pending_of(group_id)}
 
-    def _offsets_of_topics(self, group_id: str, topics: Collection[str]) -> list[TopicPartition]:
-        return [each for each in self._offsets.of(group_id) if each.topic in topics]
+    def _offsets_of_topic(self, group_id: str, topic: str) -> list[TopicPartition]:
+        """The offsets of a deleted topic, without those of a new topic of the same name."""
+        new = (self._topics() or {}).get(topic)
+        new_id = new.topic_id if new is not None else None
+        return [
+            each
+            for each, found in self._offsets.of(group_id).items()
+            if each.topic == topic and (new_id is None or found.value.topic_id != new_id)
+        ]
+
+    def _obsolete(self, group_id: str) -> list[TopicPartition]:
+        """Offsets of topics that do not exist. A topic that is restored later has its id, and so its offsets."""
+        topics = self._topics()
+        return [
+            each
+            for each, found in self._offsets.of(group_id).items()
+            if is_of_another_topic(found.value, each.topic, topics)
+            or (topics is not None and each.topic not in topics and found.value.topic_id is None)
+        ]
 
     def _expired(self, group_id: str) -> list[TopicPartition]:
         group, now_ms = self._groups.get(group_id), self._now().wall_ms
@@ -571,16 +571,10 @@ class GroupCoordinator:
         return now_ms - base_ms >= self.settings.offsets_retention_ms
 
     def _in_thread(self, partition: int, call: Callable[[], list[int]]) -> asyncio.Future[list[int]]:
-        return self._pool.run(partition, object(), call)
+        append = self._pool.run(partition, object(), call)
+        append.add_done_callback(self._check_topic)
+        return append
 
-
-def _value_of(offset: NewOffset, now_ms: int) -> OffsetValue:
-    after_ms = offset.expire_after_ms
-    return OffsetValue(
-        offset=offset.offset,
-        leader_epoch=offset.leader_epoch,
-        metadata=offset.metadata or "",
-        commit_ms=now_ms,
-        expire_ms=None if after_ms is None else now_ms + after_ms,
-        topic_id=offset.topic_id,
-    )
+    def _check_topic(self, append: asyncio.Future[list[int]]) -> None:
+        if not append.cancelled() and isinstance(append.exception(), NotFound):
+            self._partitions = None  # the next request creates the topic

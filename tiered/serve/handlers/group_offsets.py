@@ -7,8 +7,8 @@ from uuid import UUID
 
 from local.errors import LogError
 from local.names import TopicPartition
+from tiered.serve.groups.commits import Committer, NewOffset
 from tiered.serve.groups.committed import Committed
-from tiered.serve.groups.coordinator import Committer, NewOffset
 from tiered.serve.handlers.service import Call, Service, error_of, served_partition
 from tiered.serve.messages.base import Error
 from tiered.serve.messages.group_offsets import (

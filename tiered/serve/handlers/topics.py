@@ -96,8 +96,6 @@ async def delete_topics(service: Service, request: DeleteTopicsRequest, call: Ca
             found[each] = _not_deleted(each, deleted)
         else:
             found[each] = DeletableTopicResult(name=checked[each][0], topic_id=deleted)
-            if service.groups is not None:
-                service.groups.topics_deleted([checked[each][0]])
     return DeleteTopicsResponse(responses=tuple(found[each] for each in dict.fromkeys(wanted)))
 
 

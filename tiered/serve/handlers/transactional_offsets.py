@@ -14,7 +14,8 @@ from contextlib import ExitStack
 from functools import partial
 
 from local.errors import LogError
-from tiered.serve.groups.coordinator import Committer, GroupCoordinator, NewOffset
+from tiered.serve.groups.commits import Committer, NewOffset
+from tiered.serve.groups.coordinator import GroupCoordinator
 from tiered.serve.handlers.service import Call, Service, error_of, served_partition
 from tiered.serve.handlers.transactions import coordinator, in_pool, known_error
 from tiered.serve.messages.base import Error
@@ -35,6 +36,8 @@ ADDS_PARTITION_SINCE, _KNOWS_ABORTABLE_SINCE = 5, 4  # versions of TxnOffsetComm
 async def add_offsets_to_txn(service: Service, request: AddOffsetsToTxnRequest, call: Call) -> AddOffsetsToTxnResponse:
     if service.groups is None:
         return AddOffsetsToTxnResponse(error_code=Error.COORDINATOR_NOT_AVAILABLE)
+    if error := await service.groups.prepare():  # before it the number of partitions is unknown
+        return AddOffsetsToTxnResponse(error_code=error)
     producer = ProducerOf(
         transactional_id=request.transactional_id,
         producer_id=request.producer_id,
@@ -93,6 +96,8 @@ async def _committed(
         return [Error.COORDINATOR_NOT_AVAILABLE] * len(offsets)
     if not request.group_id:
         return [Error.INVALID_GROUP_ID] * len(offsets)
+    if error := await groups.prepare():  # before it the number of partitions is unknown
+        return [error] * len(offsets)
     # A task of its own: the end of the connection must not cancel it between the admission and its end.
     return await asyncio.shield(asyncio.create_task(_admitted(service, groups, request, offsets, version)))
 
@@ -124,4 +129,6 @@ async def _admitted(
         verdicts = await in_pool(service, request.transactional_id, partial(stack.enter_context, admission))
         if verdicts[where] is not Error.NONE:
             return [verdicts[where]] * len(offsets)
-        return await groups.commit_transactional(committer, producer.producer_id, producer.producer_epoch, offsets)
+        return await groups.commit_transactional(
+            committer, producer.producer_id, producer.producer_epoch, offsets, partition=where
+        )

@@ -100,7 +100,13 @@ def group_coordinator(
 ) -> GroupCoordinator:
     settings = GroupSettings.of(manager.config.int_of)
     log = TopicOffsetsLog(source, sink, partial(_create_topic, manager, now_ms), settings.offsets_segment_bytes)
-    return GroupCoordinator(log, settings, now=lambda: Moment(time.monotonic_ns() // 1_000_000, now_ms()))
+
+    def now() -> Moment:
+        return Moment(time.monotonic_ns() // 1_000_000, now_ms())
+
+    groups = GroupCoordinator(log, settings, topics=source.topics_now, now=now)
+    manager.topics.on_deleted = groups.topic_deleted
+    return groups
 
 
 def _end_in_group(groups: GroupCoordinator, partition: TopicPartition, marker: EndMarker) -> None:

@@ -13,7 +13,7 @@ from fault_store import Fault, FaultStore, Killed
 from manager_world import HOUR, NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
 from run_profile import each_call
 
-from local.errors import Conflict, DiskFailed, LogError, NotFound
+from local.errors import Conflict, DiskFailed, InvalidRequest, LogError, NotFound
 from local.format.record import Record
 from local.logdirs.log_dirs import LogDirectories
 from local.names import TopicPartition
@@ -49,6 +49,22 @@ def _kinds(store: MemoryStore) -> set[ObjectKind]:
 
 def _directories(disk: ModelDisk) -> list[str]:
     return sorted(name.rsplit("/", 1)[-1] for name in disk.directories if "/t-0" in name)
+
+
+@pytest.mark.parametrize("name", ["__consumer_offsets", "__transaction_state"])
+def test_the_topics_of_coordinators_are_not_deleted(world: World, name: str) -> None:
+    with world.open() as manager:
+        manager.topics.create(name, 1, now_ms=NOW)
+        deleted: list[str] = []
+        manager.topics.on_deleted = deleted.append
+        with pytest.raises(InvalidRequest, match="holds the state of groups or transactions"):
+            manager.topics.delete(name, now_ms=NOW)
+        with pytest.raises(InvalidRequest, match="holds the state of groups or transactions"):
+            manager.topics.dry_run.deleted_topic(name, now_ms=NOW)
+        manager.topics.create("t", 1, now_ms=NOW)
+        manager.topics.delete("t", now_ms=NOW)
+        assert [each.name for each in manager.topics.all()] == [name]
+        assert deleted == ["t"]
 
 
 def test_deleted_topic_is_hidden_at_once_and_its_bytes_are_deleted_later(world: World) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from uuid import UUID
 
 import pytest
 from fake_offsets_log import FakeOffsetsLog
@@ -14,12 +15,14 @@ from local.errors import Corrupt, DiskFailed, InvalidRequest, NotFound, Unavaila
 from local.names import TopicPartition
 from tiered.config.config import Config
 from tiered.serve.groups import coordinator as coordinators
-from tiered.serve.groups.coordinator import Committer, GroupCoordinator, NewOffset
+from tiered.serve.groups.commits import Committer, NewOffset
+from tiered.serve.groups.coordinator import GroupCoordinator
 from tiered.serve.groups.group_settings import GroupSettings
 from tiered.serve.groups.group_states import GroupState, Moment
 from tiered.serve.groups.offsets_records import GroupKey, OffsetKey, decode_key
 from tiered.serve.messages.base import Error
 from tiered.serve.messages.groups import HeartbeatRequest, LeaveGroupRequest, MemberIdentity
+from tiered.serve.record_source import ServedTopic
 
 SETTINGS = GroupSettings(initial_rebalance_delay_ms=0, offset_metadata_max_bytes=10, max_size=3)
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -38,7 +41,8 @@ class Clock:
 class World:
     def __init__(self, log: FakeOffsetsLog | None = None, settings: GroupSettings = SETTINGS) -> None:
         self.clock, self.log = Clock(), log or FakeOffsetsLog()
-        self.groups = GroupCoordinator(self.log, settings, now=self.clock)
+        self.topics: dict[str, ServedTopic] | None = None
+        self.groups = GroupCoordinator(self.log, settings, topics=lambda: self.topics, now=self.clock)
         self.later: list[World] = []
 
     def close(self) -> None:
@@ -50,11 +54,11 @@ class World:
         self.clock.ms += ms
         self.groups.advance()
 
-    async def restarted(self) -> World:
+    async def restarted(self, topics: dict[str, ServedTopic] | None = None) -> World:
         """Another coordinator over the same log, as after a crash."""
         again = World(self.log, self.groups.settings)
         self.later.append(again)
-        again.clock.ms = self.clock.ms
+        again.clock.ms, again.topics = self.clock.ms, topics
         assert await again.groups.load()
         return again
 
@@ -71,8 +75,17 @@ class World:
         assert not (await self.groups.sync(replace(request, group_id=group_id))).error_code
         return joined.member_id
 
+    async def commit_in_transaction(self, committer: Committer, offsets: list[NewOffset]) -> list[Error]:
+        await self.groups.prepare()
+        where = self.groups.partition_of(committer.group_id)
+        return await self.groups.commit_transactional(committer, 9, 0, offsets, partition=where)
+
     def offsets(self, group_id: str = "g") -> dict[TopicPartition, int]:
         return {where: each.value.offset for where, each in self.groups.offsets_of(group_id).items()}
+
+
+def topic(name: str, number: int) -> dict[str, ServedTopic]:
+    return {name: ServedTopic(name=name, topic_id=UUID(int=number), partitions=(0, 1))}
 
 
 def run(work: Callable[[World], Awaitable[None]], log: FakeOffsetsLog | None = None, **settings: object) -> None:
@@ -232,7 +245,7 @@ def test_offsets_of_a_transaction_are_visible_with_its_marker(
 ) -> None:
     async def work(world: World) -> None:
         await world.groups.commit(SIMPLE, [new(1)])
-        assert await world.groups.commit_transactional(SIMPLE, 9, 0, [new(7)]) == [Error.NONE]
+        assert await world.commit_in_transaction(SIMPLE, [new(7)]) == [Error.NONE]
         assert (world.offsets(), world.groups.is_unstable("g", P0)) == ({P0: 1}, True)
         open_at_restart = await world.restarted()
         assert (open_at_restart.offsets(), open_at_restart.groups.is_unstable("g", P0)) == ({P0: 1}, True)
@@ -249,7 +262,7 @@ def test_offsets_of_a_transaction_are_visible_with_its_marker(
 
 def test_a_transaction_that_ends_during_the_load_is_not_lost() -> None:
     async def work(world: World) -> None:
-        await world.groups.commit_transactional(SIMPLE, 9, 0, [new(7)])
+        await world.commit_in_transaction(SIMPLE, [new(7)])
         number = world.groups.partition_of("g").partition
         again = World(world.log)
         again.groups.transaction_ended(number, 9, is_commit=True)  # its marker is behind what the load reads
@@ -264,9 +277,9 @@ def test_a_transactional_commit_of_a_member_is_fenced_by_its_generation() -> Non
     async def work(world: World) -> None:
         member = await world.member()
         wrong = Committer(group_id="g", generation=9, member_id=member)
-        assert await world.groups.commit_transactional(wrong, 9, 0, [new(7)]) == [Error.ILLEGAL_GENERATION]
+        assert await world.commit_in_transaction(wrong, [new(7)]) == [Error.ILLEGAL_GENERATION]
         anonymous = Committer(group_id="g")
-        assert await world.groups.commit_transactional(anonymous, 9, 0, [new(7)]) == [Error.NONE]
+        assert await world.commit_in_transaction(anonymous, [new(7)]) == [Error.NONE]
 
     run(work)
 
@@ -274,7 +287,7 @@ def test_a_transactional_commit_of_a_member_is_fenced_by_its_generation() -> Non
 def test_a_deleted_group_is_absent_after_a_restart_too() -> None:
     async def work(world: World) -> None:
         await world.groups.commit(SIMPLE, [new(1), new(2, P1)])
-        await world.groups.commit_transactional(SIMPLE, 9, 0, [new(7, TopicPartition("orders", 2))])
+        await world.commit_in_transaction(SIMPLE, [new(7, TopicPartition("orders", 2))])
         assert await world.groups.delete_groups(["g", "none", "g"]) == [
             Error.NONE,
             Error.GROUP_ID_NOT_FOUND,
@@ -385,7 +398,7 @@ def test_offsets_of_a_group_with_members_do_not_expire() -> None:
 def test_an_open_transaction_protects_its_offset_from_expiry() -> None:
     async def work(world: World) -> None:
         await world.groups.commit(SIMPLE, [new(1)])
-        await world.groups.commit_transactional(SIMPLE, 9, 0, [new(7)])
+        await world.commit_in_transaction(SIMPLE, [new(7)])
         world.advance(30 * DAY_MS)
         await world.groups.commit(SIMPLE, [new(2, P1)])
         assert world.offsets() == {P0: 1, P1: 2}
@@ -397,9 +410,89 @@ def test_the_offsets_of_deleted_topics_are_removed() -> None:
     async def work(world: World) -> None:
         other = TopicPartition("other", 0)
         await world.groups.commit(SIMPLE, [new(1), new(2, other)])
-        world.groups.topics_deleted(["orders"])
+        world.groups.topic_deleted("orders")
         await until(lambda: world.offsets() == {other: 2})
         assert (await world.restarted()).offsets() == {other: 2}
+
+    run(work)
+
+
+def test_an_offset_of_a_recreated_topic_is_absent_before_its_tombstone_too() -> None:
+    async def work(world: World) -> None:
+        world.topics = topic("orders", 1)
+        assert await world.groups.commit(SIMPLE, [new(1000)]) == [Error.NONE]
+        assert world.offsets() == {P0: 1000}
+        world.topics = topic("orders", 2)
+        assert world.offsets() == {}
+        assert (await world.restarted(topic("orders", 1))).offsets() == {P0: 1000}
+        restarted = await world.restarted(topic("orders", 2))
+        await until(lambda: len(world.log.records()) == 2)
+        assert restarted.offsets() == {}
+        assert (await world.restarted()).offsets() == {}  # the load appended its tombstone
+
+    run(work)
+
+
+def test_the_load_removes_offsets_without_an_id_of_topics_that_do_not_exist() -> None:
+    async def work(world: World) -> None:
+        await world.groups.commit(SIMPLE, [new(1)])
+        world.topics = topic("other", 7)
+        await world.groups.commit(SIMPLE, [new(2, TopicPartition("other", 0))])
+        await world.restarted({})
+        await until(lambda: len(world.log.records()) == 3)
+        assert (await world.restarted()).offsets() == {TopicPartition("other", 0): 2}  # it may be restored later
+
+    run(work)
+
+
+def test_a_new_commit_to_a_recreated_topic_outlives_the_removal() -> None:
+    async def work(world: World) -> None:
+        world.topics = topic("orders", 1)
+        await world.groups.commit(SIMPLE, [new(1000), new(1001, P1)])
+        world.topics = topic("orders", 2)
+        await world.groups.commit(SIMPLE, [new(3)])
+        world.groups.topic_deleted("orders")
+        await until(lambda: len(world.log.records()) == 4)
+        assert (await world.restarted()).offsets() == {P0: 3}
+
+    run(work)
+
+
+def test_a_topic_that_is_deleted_before_the_load_is_removed_by_the_load() -> None:
+    async def work(world: World) -> None:
+        await world.groups.commit(SIMPLE, [new(1)])
+        again = World(world.log)
+        world.later.append(again)
+        again.groups.topic_deleted("orders")
+        assert await again.groups.load()
+        await until(lambda: again.offsets() == {})
+
+    run(work)
+
+
+def test_the_topic_of_offsets_is_created_again_after_it_disappeared() -> None:
+    async def work(world: World) -> None:
+        await world.groups.commit(SIMPLE, [new(1)])
+        world.log.error, world.log.partitions = NotFound("topic not found"), None
+        assert await world.groups.commit(SIMPLE, [new(2)]) == [Error.COORDINATOR_NOT_AVAILABLE]
+        world.log.error = None
+        assert await world.groups.commit(SIMPLE, [new(3)]) == [Error.NONE]
+        assert world.log.partitions == SETTINGS.offsets_partitions
+
+    run(work)
+
+
+def test_a_deadline_that_fails_does_not_end_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(world: World) -> None:
+        await world.member("first")
+        await world.member("second")
+        groups = world.groups.groups()
+        monkeypatch.setattr(groups["first"], "advance", lambda now: 1 // 0)
+        world.advance(SESSION_MS)
+        assert (len(groups["first"].members), len(groups["second"].members)) == (1, 0)
+        assert "cannot act on a deadline of a group: group='first'" in caplog.text
 
     run(work)
 
@@ -471,17 +564,6 @@ def test_the_topic_is_created_on_first_use_and_a_failure_is_reported() -> None:
 
 async def _uses_its_partitions(world: World) -> None:
     assert world.groups.partition_of("g1") == TopicPartition("__consumer_offsets", 42)
-
-
-def test_facts_of_groups_are_for_status() -> None:
-    async def work(world: World) -> None:
-        member = await world.member()
-        await world.groups.commit(Committer(group_id="g", generation=1, member_id=member), [new(5)])
-        (facts,) = world.groups.facts()
-        assert (facts.group_id, facts.state, facts.members, facts.generation) == ("g", GroupState.STABLE, 1, 1)
-        assert (facts.protocol_type, facts.protocol, facts.committed) == ("consumer", "range", {P0: 5})
-
-    run(work)
 
 
 def test_tombstones_of_many_offsets_are_several_appends_and_the_group_is_the_last_record() -> None:

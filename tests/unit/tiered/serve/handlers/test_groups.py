@@ -16,7 +16,8 @@ from group_world import joining
 from local.errors import DiskFailed, Unavailable
 from local.names import TopicPartition
 from tiered.serve.authorization.rules import answer
-from tiered.serve.groups.coordinator import Committer, GroupCoordinator, NewOffset
+from tiered.serve.groups.commits import Committer, NewOffset
+from tiered.serve.groups.coordinator import GroupCoordinator
 from tiered.serve.groups.group_settings import GroupSettings
 from tiered.serve.handlers.service import Service
 from tiered.serve.messages.base import NO_OPERATIONS, Api, Error
@@ -189,7 +190,11 @@ def test_an_open_transaction_makes_a_stable_fetch_wait() -> None:
     async def work(service: Service) -> None:
         committer = Committer(group_id="g")
         await service.coordinator.commit(committer, [NewOffset(partition=P0, offset=1)])
-        await service.coordinator.commit_transactional(committer, 5, 0, [NewOffset(partition=P0, offset=2)])
+        await service.coordinator.prepare()
+        where = service.coordinator.partition_of("g")
+        await service.coordinator.commit_transactional(
+            committer, 5, 0, [NewOffset(partition=P0, offset=2)], partition=where
+        )
         topics = (OffsetFetchRequestTopics(name="orders", partition_indexes=(0,)),)
         group = OffsetFetchRequestGroup(group_id="g", topics=topics)
         for is_stable, expected in ((True, (Error.UNSTABLE_OFFSET_COMMIT, -1)), (False, (Error.NONE, 1))):

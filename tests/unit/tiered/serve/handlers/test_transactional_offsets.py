@@ -137,6 +137,27 @@ def test_refused_offsets_do_not_fail_the_others() -> None:
     ]
 
 
+def test_no_partition_joins_a_transaction_before_the_groups_are_loaded() -> None:
+    """The number of partitions of an existing topic is unknown before: the marker would miss the offsets."""
+    both = Both()
+    both.log.partitions = 50
+    producer = both.world.producer()
+
+    async def work(service: Service) -> list[Error]:
+        added = AddOffsetsToTxnRequest(
+            transactional_id=ID, producer_id=producer.producer_id, producer_epoch=0, group_id=GROUP
+        )
+        return [
+            (await add_offsets_to_txn(service, added, CALL)).error_code,
+            *await committed(service, committing(producer)),
+        ]
+
+    assert both.run(work, is_loaded=False) == [Error.COORDINATOR_LOAD_IN_PROGRESS] * 2
+    found = both.world.coordinator.describe(ID)
+    assert isinstance(found, Transaction)
+    assert not found.partitions
+
+
 def test_unlisted_topics_are_a_reason_to_try_again() -> None:
     both = Both()
     both.source.topics_error = Unavailable("no disk")
