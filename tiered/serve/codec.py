@@ -9,6 +9,7 @@ writers of its own. The codec replaces them for two reasons:
 | bound of a message | reason |
 |---|---|
 | an array has at most as many items as bytes follow | an item has at least one byte |
+| a string has at most TEXT_BYTES_MAX bytes | as in Kafka, compact strings too |
 | ITEMS_MAX items in all arrays together | an item costs up to some hundred bytes of memory |
 
 Tagged fields are skipped and never written.
@@ -32,6 +33,7 @@ from tiered.serve.file_range import FileRange
 from tiered.serve.messages.base import Error, Piece
 
 ITEMS_MAX = 100_000
+TEXT_BYTES_MAX = 2**15 - 1
 UVARINT_BYTES_MAX = 5
 _BOOL, _INT8, _INT16 = struct.Struct(">?"), struct.Struct(">b"), struct.Struct(">h")
 _INT32, _INT64 = struct.Struct(">i"), struct.Struct(">q")
@@ -112,6 +114,8 @@ class Cursor:
 
     def text(self, form: struct.Struct | None) -> str | None:
         length = self.length(form)
+        if length > TEXT_BYTES_MAX:
+            raise self.refuse("a string is too long", bytes=length, limit=TEXT_BYTES_MAX)
         try:
             return None if length < 0 else str(self.take(length), "utf-8")
         except UnicodeDecodeError:

@@ -136,11 +136,13 @@ async def offset_commit(
         return OffsetCommitResponse(topics=_uncommitted(request.topics, _DENIED_GROUP))
     if any(each.name is None for each in request.topics):
         await service.topics()  # the names of ids
-    topics = tuple(each for each in request.topics if _may_topic(service, call, Operation.READ, each))
-    refused = [each for each in request.topics if each not in topics]
+    permitted: list[OffsetCommitRequestTopic] = []
+    refused: list[OffsetCommitRequestTopic] = []
+    for each in request.topics:
+        (permitted if _may_topic(service, call, Operation.READ, each) else refused).append(each)
     response = OffsetCommitResponse()
-    if topics or not refused:
-        found = await handler(service, replace(request, topics=topics), call)
+    if permitted or not refused:
+        found = await handler(service, replace(request, topics=tuple(permitted)), call)
         assert isinstance(found, OffsetCommitResponse)
         response = found
     return replace(response, topics=(*response.topics, *_uncommitted(refused, DENIED)))

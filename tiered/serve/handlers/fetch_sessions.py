@@ -16,6 +16,7 @@ moves to the end, so that each gets its turn.
   session that was not used for EVICTION_MS, else of a smaller session that is older. Otherwise it gets the id 0.
 - At most PARTITIONS_MAX partitions in all sessions, which Kafka does not limit. A new session beyond it gets the id 0,
   one that grows beyond it ends.
+- A name that no topic can have is in no session: a fetch with one has the id 0, and ends a session that it continues.
 
 Source: kafka `FetchSession`, `FetchSessionCacheShard`, `FetchManager`.
 """
@@ -29,6 +30,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from uuid import UUID
 
+from local.names import TOPIC_LENGTH_MAX
 from tiered.serve.messages.base import Error
 from tiered.serve.messages.fetch import (
     FetchableTopicResponse,
@@ -42,7 +44,7 @@ from tiered.serve.messages.fetch import (
 
 SLOTS_MAX = 1000
 EVICTION_MS = 120_000.0
-PARTITIONS_MAX = 200_000  # some 400 bytes each
+PARTITIONS_MAX = 200_000  # some 400 bytes each, and up to 300 of a name
 NO_SESSION = 0
 _FINAL_EPOCH, _FIRST_EPOCH = -1, 0
 _ID_MAX = _EPOCH_MAX = 2**31 - 1
@@ -149,7 +151,7 @@ class FetchSessions:
         requested = list(_requested(request.topics))
         if request.session_epoch in (_FINAL_EPOCH, _FIRST_EPOCH):
             self._remove(request.session_id)
-            if request.session_epoch == _FINAL_EPOCH:
+            if request.session_epoch == _FINAL_EPOCH or not _are_possible(request.topics):
                 return Fetching(requested)
             return Fetching(requested, begin=lambda found: self._begin(found, uses_topic_ids, now_ms))
         session = self._sessions.get(request.session_id)
@@ -159,6 +161,9 @@ class FetchSessions:
             return Error.INVALID_FETCH_SESSION_EPOCH
         if session.uses_topic_ids != uses_topic_ids:
             return Error.FETCH_SESSION_TOPIC_ID_ERROR
+        if not _are_possible(request.topics):
+            self._remove(session.session_id)
+            return Error.FETCH_SESSION_ID_NOT_FOUND
         before = len(session.partitions)
         session.update(requested, _forgotten(request.forgotten_topics_data))
         self.partition_count += len(session.partitions) - before
@@ -211,6 +216,11 @@ class FetchSessions:
         removed = self._sessions.pop(session_id, None)
         if removed is not None:
             self.partition_count -= len(removed.partitions)
+
+
+def _are_possible(topics: Iterable[FetchTopic]) -> bool:
+    """Whether topics may have these names."""
+    return all(each.topic is None or (len(each.topic) <= TOPIC_LENGTH_MAX and each.topic.isascii()) for each in topics)
 
 
 def _requested(topics: Iterable[FetchTopic]) -> Iterator[Requested]:

@@ -22,7 +22,7 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
 from local.errors import InvalidRequest
-from tiered.serve.codec import ITEMS_MAX
+from tiered.serve.codec import ITEMS_MAX, TEXT_BYTES_MAX
 from tiered.serve.messages.base import Api, Error
 from tiered.serve.messages.cluster import (
     ApiVersion,
@@ -542,6 +542,23 @@ def test_more_items_than_the_limit_are_refused() -> None:
     frame = struct.pack(">hhihi", Api.METADATA, 1, 1, -1, count) + b"\0\0" * count
     with pytest.raises(InvalidRequest, match="too many items"):
         parse(frame)
+
+
+@pytest.mark.parametrize("version", [9, 12])  # int16 and compact lengths
+def test_a_string_has_at_most_32767_bytes_in_every_version(version: int) -> None:
+    served = SERVED[Api.METADATA]
+    schema = load_request_schema(Api.METADATA, version)
+    assert served.min_version <= version <= served.max_version
+    request = sample(schema)
+
+    def named(length: int) -> bytes:
+        (topic, *_) = request.topics
+        changed = dataclasses.replace(request, topics=(dataclasses.replace(topic, name="x" * length),))
+        return frame_of(Api.METADATA, version, changed)
+
+    parse(named(TEXT_BYTES_MAX))
+    with pytest.raises(InvalidRequest, match="a string is too long"):
+        parse(named(TEXT_BYTES_MAX + 1))
 
 
 def test_null_where_the_format_has_none_is_refused() -> None:

@@ -140,6 +140,21 @@ def test_offsets_need_the_group_and_each_topic(ask: Any) -> None:
     assert [each.name for each in handler.requests[0].topics] == ["orders"]
 
 
+def test_a_commit_of_many_topics_compares_no_topics(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each comparison would make the time of the event loop grow with the square of the count."""
+
+    def refuse(self: object, other: object) -> bool:
+        raise AssertionError("two topics were compared")
+
+    monkeypatch.setattr(group_offsets.OffsetCommitRequestTopic, "__eq__", refuse)
+    topics = tuple(group_offsets.OffsetCommitRequestTopic(name=each, partitions=()) for each in ("a", "b", "orders"))
+    handler = Asked(group_offsets.OffsetCommitResponse())
+    request = group_offsets.OffsetCommitRequest(group_id="g", topics=topics)
+    found = ask(Api.OFFSET_COMMIT, request, handler, ("Read", 'topic = "orders"\ngroup = "g"'))
+    assert [each.name for each in found.topics] == ["a", "b"]
+    assert [each.name for each in handler.requests[0].topics] == ["orders"]
+
+
 def test_fetched_offsets_lack_topics_without_describe(ask: Any) -> None:
     part = (group_offsets.OffsetFetchResponsePartition(partition_index=0, committed_offset=5),)
     all_of_them = tuple(

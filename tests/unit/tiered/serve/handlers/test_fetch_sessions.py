@@ -318,3 +318,13 @@ def test_the_handler_waits_for_news_of_the_whole_session() -> None:
         return named(await waiting)
 
     assert run(source, work) == ["b"]
+
+
+@pytest.mark.parametrize("name", ["x" * 250, "\N{GRINNING FACE}"])
+def test_a_name_that_no_topic_can_have_is_in_no_session(name: str) -> None:
+    sessions = FetchSessions()
+    found = opened(sessions, asked(partitions={"a": 0, name: 0}))
+    assert (named(found), found.session_id, len(sessions)) == (["a", name], 0, 0)
+    session = begun(sessions, "a", "x" * 249)
+    found = opened(sessions, asked(session, 1, {name: 0}))
+    assert (found.error_code, len(sessions), sessions.partition_count) == (Error.FETCH_SESSION_ID_NOT_FOUND, 0, 0)
