@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from fake_source import ORDERS, SLOW, FakeSource
@@ -98,6 +99,32 @@ def _is_reset(client: socket.socket) -> bool:
     poll = select.poll()
     poll.register(client, select.POLLHUP | select.POLLERR)
     return bool(poll.poll(30_000))
+
+
+def test_a_large_response_is_encoded_by_the_pool_and_one_beyond_the_limit_ends_its_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    threads: list[str] = []
+    encode = connection.encode
+
+    def recorded(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return encode(*arguments)
+
+    monkeypatch.setattr(connection, "encode", recorded)
+    monkeypatch.setattr(connection, "LOOP_BYTES_MAX", 40)
+    with served() as server, connect(server) as client, connect(server) as other:
+        send(client, METADATA)
+        assert correlation(receive(client)) == 8
+        assert threads[0] == "tiered-kafka"
+        assert threads[1].startswith("tiered-serve-")
+        monkeypatch.setattr(connection, "RESPONSE_BYTES_MAX", 41)
+        send(client, METADATA)
+        assert is_closed(client)
+        monkeypatch.setattr(connection, "LOOP_BYTES_MAX", 1 << 20)
+        send(other, METADATA)
+        assert correlation(receive(other)) == 8
+    assert "the message is too large" in caplog.text
 
 
 def test_a_rest_of_a_frame_that_never_comes_ends_the_connection(caplog: pytest.LogCaptureFixture) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -55,6 +56,10 @@ _NUMBERS: dict[str | None, str] = {kind: form.format[1:] for kind, form in _FIXE
 _NO_UUID = UUID(int=0)
 _ERRORS = {int(each): each for each in Error}
 M = TypeVar("M")
+
+
+class FrameTooLarge(InvalidRequest):
+    """A message to write has more bytes than its frame may have."""
 
 
 class Cursor:
@@ -132,9 +137,13 @@ class Cursor:
 
 
 class Frame:
-    """The bytes of one message in `pieces`: small fields joined, record batches as they are."""
+    """The bytes of one message in `pieces`: small fields joined, record batches as they are.
 
-    def __init__(self) -> None:
+    `bytes_max` limits the small fields: `check` raises FrameTooLarge beyond it.
+    """
+
+    def __init__(self, bytes_max: int = sys.maxsize) -> None:
+        self.bytes_max = bytes_max
         self._small = bytearray(4)  # the length prefix, set by `close`
         self.pieces: list[Piece] = [self._small]
         self.size_bytes = 4
@@ -171,6 +180,11 @@ class Frame:
         self._small = bytearray()
         self.pieces.append(self._small)
         self.size_bytes += size_of(data)
+        self.bytes_max += size_of(data)
+
+    def check(self) -> None:
+        if self.size_bytes > self.bytes_max:
+            raise FrameTooLarge("the message is too large", limit_bytes=self.bytes_max)
 
     def close(self) -> list[Piece]:
         """Set the length prefix and return the pieces."""
@@ -462,6 +476,7 @@ def _value_writer(field: _Field, message: type | None, is_compact: bool) -> Writ
         frame.length(form, -1 if values is None else len(values))
         for each in values or ():
             write_item(frame, each)
+            frame.check()
 
     return write
 

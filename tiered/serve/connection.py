@@ -15,7 +15,8 @@ request begins. So requests of one connection share an fsync too. At most IN_FLI
 
 Memory of one connection: the frames of its requests at work, each at most `frame_bytes_max`, and their responses
 (`tiered.serve.sender`). `Load` bounds the sum of the frames over all connections, and that of the views of cached
-chunks in responses. Ranges of files hold no bytes.
+chunks in responses. Ranges of files hold no bytes. A response has at most RESPONSE_BYTES_MAX without its records: a
+larger one ends the connection.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import logging
 import socket
 import ssl
 import struct
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -33,10 +35,10 @@ from typing import Any
 
 from local.errors import InvalidRequest, LogError
 from tiered.serve.authorization.rules import answer
-from tiered.serve.codec import size_of
-from tiered.serve.handlers.service import Call, Endpoint, Service
+from tiered.serve.codec import FrameTooLarge, size_of
+from tiered.serve.handlers.service import RESPONSE_BYTES_MAX, SMALL_BYTES, Call, Endpoint, Service
 from tiered.serve.messages.base import Api, Piece
-from tiered.serve.protocol import Received, encode, parse
+from tiered.serve.protocol import Header, Received, encode, parse
 from tiered.serve.security.principals import ANONYMOUS, LOCAL
 from tiered.serve.security.security import Security
 from tiered.serve.security.session import MESSAGE_BYTES_MAX, Session
@@ -48,6 +50,7 @@ READ_FRAME_BYTES_MAX = 2 << 20  # without Produce a request is small: a Fetch of
 FRAME_BYTES_PER_S = 1 << 20
 IN_FLIGHT_MAX = 16
 LARGE = frozenset((Api.CREATE_TOPICS, Api.DESCRIBE_CONFIGS))  # some 50 settings of each topic
+LOOP_BYTES_MAX = 128 << 10  # of a response that the event loop encodes itself, without its records: some 20 ms
 _PIECE_BYTES = 256 << 10  # what asyncio reads at once
 _LENGTH, _API = struct.Struct(">i"), struct.Struct(">h")
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close at once
@@ -282,15 +285,11 @@ class Connection:
                 proceed=proceed,
             )
             response = await answer(self._service, header.api_key, received.request, call)
-            pieces: Sequence[Piece] = ()
-            if header.api_key in LARGE:  # so large a response would delay the other clients
-                pieces = await self._service.call("encode", object(), partial(encode, header, response))
-            elif response is not None:
-                pieces = encode(header, response)
+            pieces = await self._encoded(header, response)
             pause_s = self._charge(header.api_key, len(frame), pieces)
             if pause_s and hasattr(response, "throttle_time_ms"):
                 throttled = replace(response, throttle_time_ms=max(1, int(pause_s * 1000)))  # type: ignore[type-var]
-                pieces = encode(header, throttled)
+                pieces = await self._encoded(header, throttled)
             if session.is_failed:
                 await asyncio.sleep(session.delay_s)
             return pieces, partial(metrics.answered, header.api_name, response)
@@ -299,6 +298,23 @@ class Connection:
         _log.warning("request not served: client=%s api=%s version=%d", *facts)
         metrics.unsupported(header.api_name)
         return received.pieces, lambda seconds: None
+
+    async def _encoded(self, header: Header, response: object) -> Sequence[Piece]:
+        """The pieces of a response; of a large one by the pool, so that it does not delay the other clients.
+
+        Raises FrameTooLarge beyond RESPONSE_BYTES_MAX, and beyond SMALL_BYTES while slow clients hold the memory of
+        responses. The response to a change has no limit: the change is done.
+        """
+        if response is None:
+            return ()
+        if header.api_key not in LARGE:
+            try:
+                return encode(header, response, LOOP_BYTES_MAX)
+            except FrameTooLarge:
+                pass
+        limit = min(RESPONSE_BYTES_MAX, max(SMALL_BYTES, self._service.load.response_bytes_max))
+        limit = sys.maxsize if header.api_key == Api.CREATE_TOPICS else limit
+        return await self._service.call("encode", object(), partial(encode, header, response, limit))
 
     async def _continued(self, frame: bytearray) -> Sequence[Piece]:
         """Pass a message without a head of Kafka to the exchange. A failure has no response."""

@@ -17,6 +17,7 @@ messages are JSON (`tiered.serve.messages.operations`).
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -118,13 +119,14 @@ def parse(data: bytes | bytearray, apis: Mapping[int, Versions] = SERVED) -> Rec
     return Received(header=named, request=request)
 
 
-def encode(header: Header, response: object) -> list[Piece]:
+def encode(header: Header, response: object, bytes_max: int = sys.maxsize) -> list[Piece]:
     """The frame of the response to the request with that header, with its length prefix, as pieces to send in order.
 
-    Pieces of record batches are pieces themselves, so they must not change until they were sent.
+    Pieces of record batches are pieces themselves, so they must not change until they were sent. Raises FrameTooLarge
+    as soon as the other fields have more than `bytes_max`.
     """
     write, is_flexible_header = _response_writer(header.api_key, header.api_version, type(response))  # type: ignore[arg-type]  # a class is hashable
-    frame = _begun(header, is_flexible_header=is_flexible_header)
+    frame = _begun(header, bytes_max, is_flexible_header=is_flexible_header)
     write(frame, response)
     return frame.close()
 
@@ -175,8 +177,8 @@ def supported(apis: Mapping[int, Versions], error: Error = Error.NONE) -> ApiVer
     return ApiVersionsResponse(error_code=error, api_keys=tuple(keys))
 
 
-def _begun(header: Header, *, is_flexible_header: bool) -> Frame:
-    frame = Frame()
+def _begun(header: Header, bytes_max: int = sys.maxsize, *, is_flexible_header: bool) -> Frame:
+    frame = Frame(bytes_max)
     frame.number(_INT32, header.correlation_id)
     if is_flexible_header:
         frame.uvarint(0)  # no tagged fields

@@ -71,13 +71,15 @@ async def metadata(service: Service, request: MetadataRequest, call: Call) -> Me
             known = await service.topics()
         except LogError as error:
             failure = error_of(error, "all")
+    # A repeated topic has one description, as in Kafka: it would multiply the response.
+    requested = {each.topic_id if each.name is None else each.name: each for each in request.topics or ()}.values()
     operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NO_OPERATIONS
     if wants_all:
         topics = [described_topic(service, topic, operations) for topic in known.values()]
     elif failure is not Error.NONE:
-        topics = [_failed(each, Error.KAFKA_STORAGE_ERROR) for each in request.topics or ()]
+        topics = [_failed(each, Error.KAFKA_STORAGE_ERROR) for each in requested]
     else:
-        topics = [_named(service, known, each, operations) for each in request.topics or ()]
+        topics = [_named(service, known, each, operations) for each in requested]
     return MetadataResponse(
         brokers=tuple(
             MetadataResponseBroker(node_id=each.broker_id, host=each.endpoint.host, port=each.endpoint.port)

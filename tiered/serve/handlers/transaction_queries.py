@@ -43,8 +43,9 @@ _NOT_HERE = "This server does not host this topic-partition."  # Kafka's words
 async def describe_transactions(
     service: Service, request: DescribeTransactionsRequest, call: Call
 ) -> DescribeTransactionsResponse:
-    found = [_described(each, coordinator(service).describe(each)) for each in request.transactional_ids]
-    return DescribeTransactionsResponse(transaction_states=tuple(found))
+    # Repeated ids share one object. The limit of a response bounds its bytes.
+    found = {each: _described(each, coordinator(service).describe(each)) for each in set(request.transactional_ids)}
+    return DescribeTransactionsResponse(transaction_states=tuple(found[each] for each in request.transactional_ids))
 
 
 async def list_transactions(service: Service, request: ListTransactionsRequest, call: Call) -> ListTransactionsResponse:
@@ -81,10 +82,12 @@ async def describe_producers(
     service: Service, request: DescribeProducersRequest, call: Call
 ) -> DescribeProducersResponse:
     topics = await _topics(service)
+    places = [(topic.name, each) for topic in request.topics for each in topic.partition_indexes]
+    # Repeated partitions share one object. The limit of a response bounds its bytes.
+    partitions = {place: await _producers(service, topics, *place) for place in dict.fromkeys(places)}
     found = [
         DescribeProducersTopicResponse(
-            name=topic.name,
-            partitions=tuple([await _producers(service, topics, topic.name, each) for each in topic.partition_indexes]),
+            name=topic.name, partitions=tuple(partitions[topic.name, each] for each in topic.partition_indexes)
         )
         for topic in request.topics
     ]

@@ -22,7 +22,7 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
 from local.errors import InvalidRequest
-from tiered.serve.codec import ITEMS_MAX, TEXT_BYTES_MAX
+from tiered.serve.codec import ITEMS_MAX, TEXT_BYTES_MAX, FrameTooLarge
 from tiered.serve.messages.base import Api, Error
 from tiered.serve.messages.cluster import (
     ApiVersion,
@@ -464,6 +464,27 @@ def test_record_batches_are_not_copied() -> None:
     finally:
         tracemalloc.stop()
     assert any(piece is run for piece in pieces)
+
+
+def test_a_response_beyond_its_limit_ends_early_and_records_do_not_count() -> None:
+    header = Header(api_key=Api.FETCH, api_version=12, correlation_id=1)
+    partition = PartitionData(partition_index=0, records=(bytes(1 << 20),))
+    topic = FetchableTopicResponse(topic="orders", partitions=(partition,))
+    assert encode(header, FetchResponse(responses=(topic,) * 2), 1000) == encode(
+        header, FetchResponse(responses=(topic,) * 2)
+    )
+
+    def topics() -> Any:
+        for _ in range(30):
+            yield topic
+        pytest.fail("the response was written past its limit")
+
+    class Topics(tuple[Any, ...]):
+        def __iter__(self) -> Any:
+            return topics()
+
+    with pytest.raises(FrameTooLarge, match="too large"):
+        encode(header, FetchResponse(responses=Topics((topic,) * 10_000)), 1000)
 
 
 def test_an_unknown_version_of_api_versions_is_answered_in_version_0() -> None:

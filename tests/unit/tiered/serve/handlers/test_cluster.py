@@ -151,3 +151,10 @@ def test_replicas_with_peers_name_the_live_ones_and_their_partitions() -> None:
         down.add(one)
         for _ in range(FAILURES_MAX):
             peers.check()
+
+
+def test_a_repeated_topic_is_described_once() -> None:
+    by_name = [MetadataRequestTopic(name="orders", topic_id=each) for each in (None, IDS["orders"], UUID(int=99))]
+    by_id = MetadataRequestTopic(topic_id=IDS["orders"])
+    found = described(FakeSource(orders=1), topics=(*by_name, by_id, *by_name, by_id))
+    assert names(found) == ["orders", "orders"], "one by its name, one by its id"
