@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,11 @@ from kafka_socket import METADATA, VERSIONS, connect, correlation, fetch, is_clo
 
 from tiered.cli.main import invoke
 from tiered.serve import connection
+from tiered.serve.commands.operation_jobs import Jobs
+from tiered.serve.connection import Limits
+from tiered.serve.handlers.service import Service
 from tiered.serve.messages.base import Api
+from tiered.serve.server import KafkaServer
 
 pytestmark = pytest.mark.server
 
@@ -138,6 +143,40 @@ def test_an_idle_connection_is_closed_without_a_warning(caplog: pytest.LogCaptur
     with served(idle_s=0.02) as server, connect(server) as client:
         assert is_closed(client)
     assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+def test_clients_of_the_network_leave_the_connections_of_the_unix_socket_free(tmp_path: Path) -> None:
+    path = str(tmp_path / "node.sock")
+
+    def local() -> socket.socket:
+        client = stack.enter_context(socket.socket(socket.AF_UNIX))
+        client.settimeout(30)
+        client.connect(path)
+        return client
+
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(path)
+        listener.listen()
+        jobs = Jobs(lambda operation, parameters, work: b"", lambda: 0)
+        server = KafkaServer(
+            "127.0.0.1",
+            0,
+            Service(source=FakeSource(orders=1)),
+            limits=Limits(connections_max=2, local_connections_max=1),
+            local=(listener, jobs),
+        )
+        stack.callback(server.close)
+        server.start()
+        for _ in range(2):
+            client = stack.enter_context(connect(server))
+            send(client, VERSIONS)
+            receive(client)
+        assert is_closed(stack.enter_context(connect(server)))
+        command = local()
+        send(command, VERSIONS)
+        assert correlation(receive(command)) == 7
+        assert is_closed(local())
 
 
 def test_connections_above_the_limit_are_refused_and_later_ones_accepted(caplog: pytest.LogCaptureFixture) -> None:

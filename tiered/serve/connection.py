@@ -64,6 +64,7 @@ class Limits:
     """`idle_s` is Kafka's ``connections.max.idle.ms``. `frame_bytes_max` None: by the APIs that the server offers."""
 
     connections_max: int = 1000
+    local_connections_max: int = 100  # of the Unix socket: clients of the network cannot use them up
     frame_bytes_max: int | None = None
     idle_s: float = 600.0
     frame_s: float = 30.0

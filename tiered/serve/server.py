@@ -13,6 +13,7 @@ import asyncio
 import logging
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -64,6 +65,7 @@ class KafkaServer:
         self._stop: asyncio.Event | None = None
         self._is_ready = threading.Event()
         self._tasks: dict[asyncio.Task[None], asyncio.WriteTransport] = {}  # of the open connections
+        self._open = Counter[bool]()  # connections by whether they are of the Unix socket
         service.metrics.connection_count = lambda: len(self._tasks)
         service.metrics.unsent_bytes = lambda: service.load.unsent_bytes
         self._thread = threading.Thread(target=self._run, name="tiered-kafka", daemon=True)
@@ -135,14 +137,16 @@ class KafkaServer:
         writer: asyncio.StreamWriter,
     ) -> None:
         connection = Connection(reader, writer, service, self._limits, advertised)
-        if len(self._tasks) >= self._limits.connections_max:
+        is_local = connection.is_local
+        most = self._limits.local_connections_max if is_local else self._limits.connections_max
+        if self._open[is_local] >= most:
             refused = self._service.metrics.refused("limit")
             if str(refused).strip("0") == "1":  # the 1st, 10th, 100th and so on
-                facts = (connection.client, self._limits.connections_max, refused)
+                facts = (connection.client, most, refused)
                 _log.warning("connection refused, too many are open: client=%s limit=%d times=%d", *facts)
             writer.transport.abort()
             return
-        security = service.security if not connection.is_local else None
+        security = service.security if not is_local else None
         limit = security.admission.enter(connection.address) if security is not None else None
         if security is not None and limit is not None:
             text = "connection refused: address=%s limit=%s"
@@ -151,9 +155,14 @@ class KafkaServer:
             return
         task = asyncio.get_running_loop().create_task(connection.serve())
         self._tasks[task] = writer.transport
-        task.add_done_callback(self._tasks.pop)
+        self._open[is_local] += 1
+        task.add_done_callback(partial(self._closed, is_local))
         if security is not None:
             task.add_done_callback(lambda _: security.admission.leave(connection.address))
+
+    def _closed(self, is_local: bool, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        self._open[is_local] -= 1
 
 
 def bound(host: str, port: int, *, is_shared: bool = False) -> socket.socket:

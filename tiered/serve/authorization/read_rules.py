@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tiered.serve.authorization.permissions import DENIED, cluster_operations, may_cluster, operations, split
+from tiered.serve.handlers.fetch import throttled_fetch
 from tiered.serve.handlers.service import Call, Handler, Service
 from tiered.serve.messages.base import Error
 from tiered.serve.messages.cluster import (
@@ -133,7 +134,7 @@ async def fetch(service: Service, request: FetchRequest, call: Call, handler: Ha
     quotas = service.security.quotas if service.security is not None else None
     if quotas is not None:
         if quotas.record(call.principal, Rate.FETCH, 0) > 0:
-            return FetchResponse()
+            return throttled_fetch(service, request, call)
         burst = quotas.burst(call.principal, Rate.FETCH)
         request = request if burst is None else replace(request, max_bytes=min(request.max_bytes, burst))
     response = await handler(service, request, call)

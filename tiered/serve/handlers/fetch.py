@@ -24,7 +24,7 @@ from uuid import UUID
 from local.errors import LogError, NotFound, OffsetOutOfRange
 from local.names import TopicPartition
 from local.records.isolation import Isolation
-from tiered.serve.handlers.fetch_sessions import Requested
+from tiered.serve.handlers.fetch_sessions import NO_SESSION, Fetching, Requested
 from tiered.serve.handlers.offsets import isolation_of
 from tiered.serve.handlers.service import READ_WAIT_S, Call, Service, epoch_error, error_of, served_partition
 from tiered.serve.messages.base import Error
@@ -95,9 +95,24 @@ class _News:
         return True
 
 
-async def fetch(service: Service, request: FetchRequest, call: Call) -> FetchResponse:
+def _opened(service: Service, request: FetchRequest, call: Call) -> Fetching | Error:
     now_ms = asyncio.get_running_loop().time() * 1000
-    opened = service.sessions.open(request, uses_topic_ids=call.version >= _TOPIC_IDS_SINCE, now_ms=now_ms)
+    return service.sessions.open(request, uses_topic_ids=call.version >= _TOPIC_IDS_SINCE, now_ms=now_ms)
+
+
+def throttled_fetch(service: Service, request: FetchRequest, call: Call) -> FetchResponse:
+    """A response without partitions. The session of the request continues: its news come later.
+
+    Source: kafka `FetchContext.getThrottledResponse`.
+    """
+    opened = _opened(service, request, call)
+    if isinstance(opened, Error):
+        return FetchResponse(error_code=opened)
+    return FetchResponse(session_id=opened.session.session_id if opened.session is not None else NO_SESSION)
+
+
+async def fetch(service: Service, request: FetchRequest, call: Call) -> FetchResponse:
+    opened = _opened(service, request, call)
     if isinstance(opened, Error):
         return FetchResponse(error_code=opened)
     try:

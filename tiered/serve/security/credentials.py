@@ -123,7 +123,7 @@ def derive(password: str, digest: str, salt: bytes, iterations: int) -> Credenti
 
 def read_credentials(path: str) -> Credentials:
     """Raises NotFound, AccessDenied, and InvalidRequest for another format; no error has a part of a credential."""
-    body = read_given(path, "cannot read the credentials", "create it with 'tiered credentials set'")
+    body = read_given(path, "cannot read the credentials", "create it with 'tiered credentials FILE USER'")
     try:
         parsed = json.loads(body)
         if parsed["version"] != _VERSION or len(parsed["users"]) > USERS_MAX:

@@ -147,6 +147,35 @@ def test_a_quota_bounds_a_response(ask: Ask) -> None:
     assert sum(each.nbytes for each in found.responses[0].partitions[0].records) == 500
 
 
+def test_a_throttled_fetch_continues_its_session(tmp_path: Path) -> None:
+    path = tmp_path / "security.toml"
+    path.write_text('super.users = ["User:alice"]\n[[quota]]\nprincipal = "User:alice"\nconsumer_byte_rate = 50')
+    security = Security(str(path), Clock(), Clock())
+    service = Service(source=FakeSource(orders=50), pool=ReadPool(), security=security)
+    call = replace(ALICE, version=12)
+
+    async def fetched() -> list[tuple[Error | int, int, int]]:
+        found = []
+        for epoch in range(4):
+            session_id = found[0][1] if found else 0
+            request = fetch_of(*(() if epoch else ("orders",)), session_id=session_id, session_epoch=epoch)
+            response: Any = await answer(service, Api.FETCH, request, call)  # type: ignore[arg-type]
+            found.append((response.error_code, response.session_id, len(response.responses)))
+            if epoch == 0:
+                security.charge(call.principal, Api.FETCH, 0, 10_000)
+            if epoch == 2:
+                security.quotas.replace({})
+        return found
+
+    try:
+        first, *others = asyncio.run(fetched())
+    finally:
+        service.close()
+    assert first == (Error.NONE, first[1], 1)
+    assert first[1] > 0
+    assert others == [(Error.NONE, first[1], 0), (Error.NONE, first[1], 0), (Error.NONE, first[1], 1)]
+
+
 def test_a_server_without_rules_asks_for_no_permission(tmp_path: Path) -> None:
     path = tmp_path / "security.toml"
     path.write_text("")

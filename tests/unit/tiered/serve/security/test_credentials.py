@@ -95,7 +95,7 @@ def test_a_file_of_another_format_is_refused_without_its_content(tmp_path: Path,
 
 
 def test_a_missing_file_names_the_command(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="tiered credentials"):
+    with pytest.raises(NotFound, match="tiered credentials FILE USER"):
         read_credentials(str(tmp_path / "none"))
 
 
