@@ -231,9 +231,9 @@ from local.format.record import Record
 from tiered.cli.node import run as running
 started = running._started
 def _started(*words, **more):
-    worker = started(*words, **more)
+    worker, own = started(*words, **more)
     threading.Thread(target=serve, args=(worker.manager,), daemon=True).start()
-    return worker
+    return worker, own
 running._started = _started
 def serve(manager):
     for line in sys.stdin:

@@ -101,6 +101,8 @@ def run(
 
                 seen, endpoint = Observations(), EndpointMetrics()
                 worker, own = _started(session, stack, seen, interval, is_once=once, takes_over=take_over)
+                # Its end comes before the manager's. /health answers after it: a node that starts is not healthy yet.
+                security = stack.enter_context(kafka.serving(session, worker.manager, own, endpoint))
                 if metrics is not None:
                     from tiered.observe.metrics import Metrics
 
@@ -111,8 +113,6 @@ def run(
 
                     site = Site(worker.manager, now_ms)
                     stack.enter_context(serving_pages(session, "--ui", ui, site.answer, access))
-                # Its end comes before the manager's.
-                security = stack.enter_context(kafka.serving(session, worker.manager, own, endpoint))
         except KeyboardInterrupt:
             if once or not stop.was_asked_once or stop.signal == signal.SIGINT:
                 raise
