@@ -179,6 +179,20 @@ def test_clients_of_the_network_leave_the_connections_of_the_unix_socket_free(tm
         assert is_closed(local())
 
 
+def test_the_end_of_background_work_is_an_error_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail() -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Service, "background", lambda self: [fail()])
+    with served() as server, connect(server) as client:
+        send(client, VERSIONS)
+        assert correlation(receive(client)) == 7
+    (line,) = [each for each in caplog.records if each.levelno >= logging.ERROR]
+    assert "background work of the Kafka endpoint ended" in line.getMessage()
+
+
 def test_connections_above_the_limit_are_refused_and_later_ones_accepted(caplog: pytest.LogCaptureFixture) -> None:
     with served(connections_max=3) as server:
         with ExitStack() as stack:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import resource
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 
 from local.errors import InvalidRequest
 from tiered.serve.commands.operation_jobs import Jobs
+from tiered.serve.connection import Limits
 from tiered.serve.handlers.service import Endpoint, Service
 from tiered.serve.peers import Peers, answers
 from tiered.serve.security.security import Security
 from tiered.serve.server import KafkaServer
 
 _EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - addresses to refuse
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -33,10 +38,29 @@ def serving(
 
     Raises InvalidRequest for an unusable address.
     """
-    server = KafkaServer(host, port, service, advertised=advertised, is_shared=is_shared, local=local)
+    limits = Limits(connections_max=connections_that_fit(Limits().connections_max))
+    server = KafkaServer(host, port, service, advertised=advertised, limits=limits, is_shared=is_shared, local=local)
     with closing(server):
         server.start()
         yield server
+
+
+def connections_that_fit(wanted: int) -> int:
+    """Raise the soft limit of open files to the hard one. At most half of the free descriptors are for connections.
+
+    Rolls, the store and ranges of files in responses need the others.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):  # the system refuses the hard limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    found = max(1, min(wanted, (soft - len(os.listdir("/dev/fd"))) // 2))
+    if found < wanted:
+        _log.warning("fewer connections of Kafka clients: limit=%d usual=%d open_files_max=%d", found, wanted, soft)
+    return found
 
 
 @contextmanager

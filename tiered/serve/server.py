@@ -95,6 +95,8 @@ class KafkaServer:
         async with AsyncExitStack() as stack:
             servers = [await stack.enter_async_context(each) for each in await self._servers()]
             background = [asyncio.create_task(each) for each in self._service.background()]
+            for each in background:
+                each.add_done_callback(_log_failure)
             self._is_ready.set()
             await self._stop.wait()
             for server in servers:
@@ -163,6 +165,11 @@ class KafkaServer:
     def _closed(self, is_local: bool, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
         self._open[is_local] -= 1
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("background work of the Kafka endpoint ended: error=%r", error, exc_info=error)
 
 
 def bound(host: str, port: int, *, is_shared: bool = False) -> socket.socket:

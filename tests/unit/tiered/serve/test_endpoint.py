@@ -1,0 +1,46 @@
+"""The number of connections that the limit of open files admits."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+
+import pytest
+
+from tiered.serve.endpoint import connections_that_fit
+
+
+def limited(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, *, may_raise: bool = True) -> list[int]:
+    """Set the limits of open files as the endpoint sees them; the soft limits that it sets."""
+    found: list[int] = []
+
+    def set_limits(kind: int, limits: tuple[int, int]) -> None:
+        if not may_raise:
+            raise OSError
+        found.append(limits[0])
+
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", set_limits)
+    monkeypatch.setattr(os, "listdir", lambda path: ["0"] * 24)
+    return found
+
+
+def test_the_soft_limit_of_open_files_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised = limited(monkeypatch, 1024, 4096)
+    assert (connections_that_fit(1000), raised) == (1000, [4096])
+
+
+@pytest.mark.parametrize(("hard", "may_raise"), [(1024, True), (4096, False)])
+def test_half_of_the_free_descriptors_are_for_connections(
+    hard: int, may_raise: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    raised = limited(monkeypatch, 1024, hard, may_raise=may_raise)
+    with caplog.at_level(logging.WARNING):
+        assert (connections_that_fit(1000), raised) == (500, [])
+    assert "limit=500 usual=1000 open_files_max=1024" in caplog.text
+
+
+def test_without_a_limit_of_open_files_all_connections_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    assert connections_that_fit(1000) == 1000
