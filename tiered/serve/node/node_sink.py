@@ -25,10 +25,11 @@ from local.log.producer_state import ProducerEntry
 from local.names import TopicPartition, encode_uuid
 from tiered.manager.manager import LogManager
 from tiered.partition.partition import Partition
+from tiered.serve.messages.base import Error
 from tiered.serve.node.batch_validation import checked_batches
 from tiered.serve.node.bucket_acks import BucketAcks
-from tiered.serve.node.producer_ids import ProducerIds
-from tiered.serve.record_sink import Appended
+from tiered.serve.node.producer_ids import IGNORED_FROM, ProducerIds
+from tiered.serve.record_sink import Appended, RefusedBatch
 
 _NO_TIME = -1
 
@@ -50,6 +51,7 @@ class NodeSink:
         checked = checked_batches(batches, log.settings, partition=partition, now_ms=now_ms, is_client=is_client)
         header = read_header(checked[0])
         assert header is not None, "checked"
+        self._check_producer_id(header.producer_id, partition)
         held.note_append()
         result = log.append_encoded(checked, now_ms=now_ms)
         return _appended(log, result, now_ms, header.max_timestamp_ms)
@@ -64,6 +66,7 @@ class NodeSink:
         coordinator_epoch: int,
     ) -> Appended:
         held, now_ms = self._appendable(partition), self._clock()
+        self._check_producer_id(producer_id, partition)
         held.note_append()
         result = held.log.append_marker(
             producer_id, producer_epoch, commit=is_commit, coordinator_epoch=coordinator_epoch, now_ms=now_ms
@@ -104,9 +107,15 @@ class NodeSink:
         held.check_appendable()
         return held
 
+    def _check_producer_id(self, producer_id: int, partition: TopicPartition) -> None:
+        if not self._producer_ids.is_possible(producer_id):
+            error = Error.INVALID_PRODUCER_ID_MAPPING  # clients do not repeat the batch
+            attempt = "cannot append, no producer has this id"
+            raise RefusedBatch(attempt, error=error, partition=partition, producer_id=producer_id)
+
     def _highest_producer_id(self) -> int:
-        known = (each.log.producers() for each in self._table.all())  # by producer id
-        return max((each[-1].producer_id for each in known if each), default=-1)
+        known = (entry.producer_id for each in self._table.all() for entry in each.log.producers())
+        return max((each for each in known if each < IGNORED_FROM), default=-1)
 
 
 def _appended(log: Log, result: AppendResult, now_ms: int, time_ms: int) -> Appended:

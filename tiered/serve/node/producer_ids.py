@@ -12,6 +12,14 @@ Logs may hold ids that another node or broker gave: they were restored or adopte
 highest id in the logs too. A copy that cannot be read may be ahead of the others, and its logs may hold higher ids.
 Then the ids begin AHEAD higher.
 
+A client writes the id of its batches itself. No id of a client moves the next block to the end of the range:
+
+| id | a batch or a marker with it | in a log |
+|---|---|---|
+| below FOREIGN_END | accepted: another node or broker may have given the id | the first block begins above it |
+| from FOREIGN_END on | accepted if its block is reserved | the first block begins above it |
+| from IGNORED_FROM on | the same | ignored: a broker took it from a client |
+
 Source: kafka `RPCProducerIdManager`, `ProducerIdsBlock`.
 """
 
@@ -22,12 +30,16 @@ from collections.abc import Callable
 
 import msgspec
 
+from local.errors import Corrupt
 from tiered.node.topic_registry import CopiedFile, Places
 
 FILE = "producer-ids.json"
 FORMAT_VERSION = 1
 BLOCK = 1000  # kafka ProducerIdsBlock.PRODUCER_ID_BLOCK_SIZE
 AHEAD = 1 << 32
+FOREIGN_END = 1 << 62
+IGNORED_FROM = FOREIGN_END + (1 << 61)
+_ID_MAX = 2**63 - 1
 _ATTEMPT = "producer ids"
 
 
@@ -43,7 +55,7 @@ _FILE = msgspec.json.Decoder(_File)
 
 
 class ProducerIds:
-    """Thread safe. `highest_in_logs` gives the highest producer id in the logs, -1 without any."""
+    """Thread safe. `highest_in_logs` gives the highest producer id below IGNORED_FROM in the logs, -1 without any."""
 
     def __init__(self, places: Places, highest_in_logs: Callable[[], int]) -> None:
         self._file = CopiedFile(places, FILE, _FILE, FORMAT_VERSION, _ATTEMPT)
@@ -53,24 +65,37 @@ class ProducerIds:
         self._is_read = False
 
     def take(self) -> int:
-        """A new id. Raises DiskFailed, AccessDenied if no directory can reserve a block."""
+        """A new id. Raises DiskFailed, AccessDenied if no directory can reserve a block, Corrupt without a free id."""
         with self._lock:
             if self._next == self._end:
                 self._reserve()
             self._next += 1
             return self._next - 1
 
+    def is_possible(self, producer_id: int) -> bool:
+        """Whether a producer may have the id."""
+        if producer_id < FOREIGN_END:
+            return True
+        with self._lock:
+            self._read_once()
+            return producer_id < self._end
+
     def _reserve(self) -> None:
-        first = self._end if self._is_read else self._read()
+        self._read_once()
+        first = self._end
+        if first + BLOCK - 1 > _ID_MAX:
+            raise Corrupt(f"cannot give a producer id, {FILE} or a log is at the end of their range", first=first)
         body = msgspec.json.encode(_File(FORMAT_VERSION, first + BLOCK))
         errors = self._file.write(body, first + BLOCK)
         if errors and first + BLOCK not in self._file.versions:
             raise errors[-1]
-        self._is_read = True
         self._next, self._end = first, first + BLOCK
 
-    def _read(self) -> int:
+    def _read_once(self) -> None:
+        if self._is_read:
+            return
         copies = self._file.read()
         reserved = copies.newest.version if copies.newest is not None else 0
         first = max(reserved, self._highest_in_logs() + 1)
-        return first + AHEAD if copies.damaged or copies.unavailable else first
+        self._next = self._end = first + AHEAD if copies.damaged or copies.unavailable else first
+        self._is_read = True

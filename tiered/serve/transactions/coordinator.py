@@ -45,6 +45,7 @@ from typing import TYPE_CHECKING, Protocol
 from local.errors import LogError, NotFound, ProducerFenced
 from local.names import TopicPartition
 from tiered.serve.messages.base import Error
+from tiered.serve.record_sink import RefusedBatch
 from tiered.serve.transactions import transaction as rules
 from tiered.serve.transactions.transaction import (
     NONE,
@@ -361,6 +362,8 @@ class TransactionCoordinator:
         except ProducerFenced as error:
             is_coordinator = "coordinator_epoch" in error.facts
             return Error.TRANSACTION_COORDINATOR_FENCED if is_coordinator else Error.INVALID_PRODUCER_EPOCH
+        except RefusedBatch as error:
+            return error.error
         except LogError as error:
             _log.warning("cannot write a marker: partition=%s error=%s", partition, error)
             return Error.KAFKA_STORAGE_ERROR

@@ -7,9 +7,9 @@ import random
 import pytest
 from disk_model import ModelDisk
 
-from local.errors import DiskFailed
+from local.errors import Corrupt, DiskFailed
 from local.storage import Storage
-from tiered.serve.node.producer_ids import AHEAD, BLOCK, FILE, ProducerIds
+from tiered.serve.node.producer_ids import AHEAD, BLOCK, FILE, FOREIGN_END, ProducerIds
 
 
 def ids(disk: Storage, *roots: str, highest: int = -1) -> ProducerIds:
@@ -62,6 +62,23 @@ def test_an_unreadable_copy_may_be_ahead(disk: ModelDisk) -> None:
     disk.create(f"other/{FILE}").append(b"{")
     assert ids(disk, "data", "other").take() == BLOCK + AHEAD
     assert ids(disk, "data", "other").take() == 2 * BLOCK + AHEAD, "the damaged copy was replaced"
+
+
+def test_no_id_is_given_at_the_end_of_the_range(disk: ModelDisk) -> None:
+    made = ids(disk, highest=2**63 - BLOCK - 1)
+    assert [made.take() for _ in range(BLOCK)][-1] == 2**63 - 1
+    for each in (made, ids(disk)):
+        with pytest.raises(Corrupt, match="end of their range"):
+            each.take()
+
+
+def test_high_ids_are_possible_if_they_are_reserved(disk: ModelDisk) -> None:
+    made = ids(disk, highest=FOREIGN_END - 1)
+    assert [made.is_possible(each) for each in (-1, FOREIGN_END - 1, FOREIGN_END)] == [True, True, False]
+    assert made.take() == FOREIGN_END
+    end = FOREIGN_END + BLOCK
+    for each in (made, ids(disk)):
+        assert [each.is_possible(at) for at in (FOREIGN_END, end - 1, end, 2**63 - 1)] == [True, True, False, False]
 
 
 def test_no_id_is_given_without_a_reservation() -> None:

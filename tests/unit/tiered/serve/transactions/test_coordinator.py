@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from local.errors import ProducerFenced
 from local.names import TopicPartition
 from tiered.serve.messages.base import Error
+from tiered.serve.record_sink import RefusedBatch
 from tiered.serve.transactions import coordinator as module
-from tiered.serve.transactions.coordinator import Check, ProducerIdentity, TransactionCoordinator
+from tiered.serve.transactions.coordinator import Check, EndMarker, ProducerIdentity, TransactionCoordinator
 from tiered.serve.transactions.transaction import LAST_CLIENT_EPOCH, ProducerOf, State, Transaction
 from tiered.serve.transactions.transaction_records import encode_key, encode_value
 
@@ -28,6 +29,14 @@ def begin(world: World, *, timeout_ms: int = 60_000) -> ProducerOf:
     for partition in ALL:
         world.log.append_batch(partition, producer, "batch")
     return producer
+
+
+def test_a_marker_with_an_id_that_no_producer_has_is_refused() -> None:
+    world = World()
+    error = Error.INVALID_PRODUCER_ID_MAPPING
+    world.log.failures[P] = RefusedBatch("no producer", error=error)
+    marker = EndMarker(producer_id=2**63 - 1, producer_epoch=0, coordinator_epoch=0, is_commit=True)
+    assert world.coordinator.end_in_partition(P, marker) is error
 
 
 def state_of(world: World) -> State:
