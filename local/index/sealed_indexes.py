@@ -29,7 +29,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from typing import NamedTuple
 
 from local.errors import Corrupt, DiskFailed, LogError, NotFound
@@ -52,6 +52,7 @@ from local.names import LOG, OFFSET_INDEX, TIME_INDEX
 from local.storage import SegmentFiles, StorageFile
 
 _log = logging.getLogger(__name__)
+_NOT_REBUILT = "cannot rebuild the indexes of a segment: path=%s cause=%s"
 _TRUSTED = Judged(dict.fromkeys(INDEXES, 1 << 40), None)
 _PROBE_BYTES = 8192
 _PROBES_MAX = 64  # reads of the log between the position of an offset entry and the batch of a time entry
@@ -66,8 +67,8 @@ class IndexMaps:
         self._lock = threading.Lock()
         self._maps: OrderedDict[tuple[object, str], memoryview] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._maps)
+    def __contains__(self, key: object) -> bool:
+        return key in self._maps
 
     def get(self, owner: object, suffix: str, make: Callable[[], memoryview]) -> memoryview:
         """Return the map of a file of `owner`; `make` creates a missing one. The caller must not release it."""
@@ -169,20 +170,16 @@ class SealedIndexes:
                     self._write(made, problem)
                     in_memory = {}
                 except DiskFailed as error:
-                    _log.warning(
-                        "cannot rebuild the indexes of a segment: path=%s cause=%s", self._files.path(LOG), error
-                    )
+                    _log.warning(_NOT_REBUILT, self._files.path(LOG), error)
             self._made, self._judged = in_memory, _TRUSTED
 
     def last_offset_entries(self) -> list[tuple[int, int]]:
         """Return the last few whole entries (last offset, position) of the offset index, unchecked."""
         width = offset_index.ENTRY_BYTES
         with self._opened(OFFSET_INDEX) as file:
-            if file is None:
-                return []
-            count = file.size() // width
+            count = 0 if file is None else file.size() // width
             few = min(count, FEW)
-            data = file.read((count - few) * width, few * width)
+            data = b"" if file is None else file.read((count - few) * width, few * width)
         return offset_index.entries(data, self._files.base_offset)
 
     def read(self, suffix: str) -> bytearray:
@@ -199,6 +196,9 @@ class SealedIndexes:
             data = bytearray(self._files.storage.read(self._files.path(suffix)))
         width = INDEXES[suffix].ENTRY_BYTES
         return data[: min(judged.entries[suffix], len(data) // width) * width]
+
+    def has_offsets_in_memory(self) -> bool:
+        return OFFSET_INDEX in self._made or (self._judged is not None and (self, OFFSET_INDEX) in INDEX_MAPS)
 
     def close(self) -> None:
         """Remove the maps and stop rebuilding: another process may own the directory from now on."""
@@ -257,9 +257,8 @@ class SealedIndexes:
 
     def _unjudged_position(self, offset: int) -> int:
         """Return the position to scan from for `offset` by the unchecked index, without waiting for a rebuild."""
-        width = offset_index.ENTRY_BYTES
         with self._opened(OFFSET_INDEX) as file:
-            data = b"" if file is None else file.read(0, file.size() // width * width)
+            data = b"" if file is None else file.read(0, file.size() - file.size() % offset_index.ENTRY_BYTES)
         return offset_index.lookup(data, self._files.base_offset, offset)[1]
 
     @contextmanager
@@ -268,11 +267,8 @@ class SealedIndexes:
         file = None
         with self._held(), suppress(NotFound):
             file = self._files.storage.open_reader(self._files.path(suffix))
-        try:
+        with nullcontext() if file is None else closing(file):
             yield file
-        finally:
-            if file is not None:
-                file.close()
 
     # -- judging -------------------------------------------------------------------------------------------------
 
@@ -294,7 +290,7 @@ class SealedIndexes:
                 self._write(self._built(), judged.problem)
                 return _TRUSTED
             except (Corrupt, DiskFailed) as error:
-                _log.warning("cannot rebuild the indexes of a segment: path=%s cause=%s", self._files.path(LOG), error)
+                _log.warning(_NOT_REBUILT, self._files.path(LOG), error)
         return Judged(dict.fromkeys(INDEXES, 0), judged.problem)
 
     def _built(self) -> Indexes:

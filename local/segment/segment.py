@@ -287,6 +287,10 @@ class Segment:
         with self.entries(OFFSET_INDEX) as (count, entry):
             return offset_index.find(count, entry, self.base_offset, offset)
 
+    def has_offsets_in_memory(self) -> bool:
+        """Whether `entry_before` reads and rebuilds no file."""
+        return self._active is not None or (self._indexes is not None and self._indexes.has_offsets_in_memory())
+
     def time_start(self, timestamp_ms: int) -> TimeStart:
         """Return where to scan for a record at or after `timestamp_ms`. Raises NotFound once retired."""
         with self.entries(TIME_INDEX) as (count, entry):

@@ -255,6 +255,8 @@ def test_a_kafka_client_reads_a_nodes_segments_by_sendfile(tmp_path: Path, monke
         values = [b"%d " % at * 400 for at in range(2000)]
         for at in range(0, len(values), 20):
             manager.append("t", [Record(None, each, NOW_MS) for each in values[at : at + 20]], 0, now_ms=NOW_MS)
+        for segment in manager.partitions.find(TopicPartition("t", 0)).log.view.segments:
+            segment.entry_before(segment.base_offset)  # as the first fetch from the segment does
         with serving_node(manager, "127.0.0.1", 0, now_ms=lambda: NOW_MS) as server:
             here = kafka.TopicPartition("t", 0)
             consumer = kafka.KafkaConsumer(bootstrap_servers="{}:{}".format(*server.address), check_crcs=True)

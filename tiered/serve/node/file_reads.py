@@ -12,8 +12,9 @@ The indexes are hints. A read trusts a position only if the header there has a p
 | start | an index entry | be at most the offset; later headers lead to the batch of the offset |
 | end | an index entry | be above the offset |
 
-`read` answers None for all else: bytes outside the page cache, an old message format, a wrong index, a segment that was
-dropped. The caller then reads through the log, which waits, repairs and reports.
+`read` answers None for all else: bytes outside the page cache, an index that is not checked and mapped yet, an old
+message format, a wrong index, a segment that was dropped. The caller then reads through the log, which waits, maps,
+repairs and reports.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ class FileReads:
         limit = start + max(bytes_max, header.size_bytes)
         if headers.end <= limit:
             return FileRange(headers.file, start, headers.end - start)
+        if not segment.has_offsets_in_memory():
+            return None
         position = _entry_position(segment, limit)
         if position <= start:
             # Without an entry in between the batches are small, or this one is large.
@@ -94,6 +97,8 @@ class FileReads:
             header = headers.at(position)
             if header is not None and header.base_offset == offset:
                 return position, header
+        if not segment.has_offsets_in_memory():
+            return None
         position = segment.entry_before(offset)[1]
         for count in range(_HEADERS_MAX):
             header = headers.at(position)

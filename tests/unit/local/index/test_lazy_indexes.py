@@ -283,10 +283,10 @@ def test_the_index_map_used_least_recently_is_closed() -> None:
     for owner in "babcab":
         get(owner)
     assert made == ["a", "b", "c", "a", "b"]
-    assert len(maps) == 2
+    assert len(maps._maps) == 2
     assert bytes(first) == b"a"
     maps.forget("b", (".index",))
-    assert len(maps) == 1
+    assert len(maps._maps) == 1
 
 
 def test_a_drop_closes_the_index_maps_of_the_segment() -> None:
@@ -316,7 +316,7 @@ for at, info in enumerate(segments):
     assert log.offset_for_timestamp(info.base_offset + 3) == info.base_offset + 3
     if at %% 100 == 0:
         most = max(most, len(os.listdir("/proc/self/fd")))
-assert len(INDEX_MAPS) <= MAPS_MAX
+assert len(INDEX_MAPS._maps) <= MAPS_MAX
 print(json.dumps({"segments": len(segments), "most": most}))
 """ % (DESCRIPTORS_MAX, DESCRIPTORS_MAX)  # noqa: UP031 - the program has braces
 

@@ -40,8 +40,15 @@ def log(tmp_path: Path) -> Iterator[Log]:
     with_segments = open_log(DiskStorage(), root=str(tmp_path / "t-0"))
     fill(with_segments, COUNT)
     assert len(with_segments.view.segments) > 5
+    map_indexes(with_segments)
     yield with_segments
     with_segments.close()
+
+
+def map_indexes(log: Log) -> None:
+    """Read the log's indexes, as earlier reads of the log do."""
+    for segment in log.view.segments:
+        segment.entry_before(segment.base_offset)
 
 
 def data_of(found: FileRange | memoryview | None) -> bytes:
@@ -117,6 +124,7 @@ def test_a_log_with_removed_offsets_is_read_from_the_next_batch(tmp_path: Path, 
     fill(log, 300)
     log.roll(now_ms=1000)
     cleaner.clean(log, now_ms=1000)
+    map_indexes(log)
     reads, answered = FileReads(), 0
     for offset in range(300):
         found = reads.read(log, offset, 1 << 20)
@@ -153,6 +161,26 @@ def test_a_wrong_index_gives_no_other_bytes(log: Log, change: Callable[[int], in
             assert table.valid_bytes == len(data)
             assert data in whole
             assert table.base_offsets[0] <= offset <= table.last_offsets[0]
+
+
+@pytest.mark.parametrize("damage", ["none", "missing", "zeros"])
+def test_an_index_is_read_and_rebuilt_by_the_log_only(damage: str, tmp_path: Path) -> None:
+    log = open_log(DiskStorage(), root=str(tmp_path / "t-0"))
+    fill(log, COUNT)
+    log.close()
+    path = Path(log.view.segments[1].path(OFFSET_INDEX))
+    if damage == "missing":
+        path.unlink()
+    elif damage == "zeros":
+        path.write_bytes(bytes(path.stat().st_size))
+    log = open_log(DiskStorage(), root=str(tmp_path / "t-0"), was_clean=True)
+    reads, offset = FileReads(), log.view.bases[1] + 5
+    before = path.read_bytes() if path.exists() else None
+    assert reads.read(log, offset, 500) is None, "the index is not checked and mapped"
+    assert (path.read_bytes() if path.exists() else None) == before
+    expected = bytes(log.read(offset, 1 << 20))
+    assert expected.startswith(data_of(reads.read(log, offset, 500)))
+    log.close()
 
 
 def test_a_dropped_segment_is_not_read_and_a_range_of_it_stays_readable(log: Log, way: str) -> None:
