@@ -42,7 +42,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-from local.errors import LogError, NotFound, ProducerFenced
+from local.errors import LogError, NotFound, ProducerFenced, Unavailable
 from local.names import TopicPartition
 from tiered.serve.messages.base import Error
 from tiered.serve.record_sink import RefusedBatch
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from local.log.producer_state import ProducerEntry
 
 IDS_MAX = 100_000
+PARTITIONS_MAX = 500_000  # of all open transactions
 ID_BYTES_MAX = 1024  # Kafka has no limit but that of the format
 _log = logging.getLogger(__name__)
 
@@ -185,6 +186,7 @@ class TransactionCoordinator:
         self._on_marker = on_marker
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
+        self._partitions = 0  # of all entries
         self._is_loaded = False
         self._load_lock = threading.Lock()
         self._due = _Due()
@@ -207,6 +209,7 @@ class TransactionCoordinator:
                 return False
             with self._lock:
                 self._entries = {name: _Entry(each) for name, each in found.items()}
+                self._partitions = sum(len(each.partitions) for each in found.values())
                 self._is_loaded = True
         self._finish_prepared()
         return True
@@ -433,13 +436,20 @@ class TransactionCoordinator:
             return decided
         if decided.state is State.PREPARE_EPOCH_FENCE:
             decided = rules.abort_fenced(decided, now_ms=self._clock_ms())
+        added = len(decided.partitions) - len(entry.transaction.partitions)
+        if added > 0 and self._partitions + added > PARTITIONS_MAX:
+            raise Unavailable("open transactions have too many partitions", limit=PARTITIONS_MAX)
         self._store(decided, is_durable=True)
-        with self._lock:
-            entry.transaction = decided
+        self._become(entry, decided)
         if decided.state.is_prepared:
             self._finish(entry)
             return entry.transaction
         return decided
+
+    def _become(self, entry: _Entry, transaction: Transaction) -> None:
+        with self._lock:
+            self._partitions += len(transaction.partitions) - len(entry.transaction.partitions)
+            entry.transaction = transaction
 
     def _store(self, transaction: Transaction, *, is_durable: bool) -> None:
         name = transaction.transactional_id
@@ -464,8 +474,7 @@ class TransactionCoordinator:
             facts = (prepared.transactional_id, prepared.state.label, error)
             _log.warning("cannot finish a transaction yet: transactional_id=%s state=%s error=%s", *facts)
             return
-        with self._lock:
-            entry.transaction = completed
+        self._become(entry, completed)
 
     def _write_markers(self, entry: _Entry, marker: EndMarker) -> LogError | None:
         """Write all markers, then make them durable; the entry has the remaining partitions. Returns a failure."""
@@ -485,9 +494,8 @@ class TransactionCoordinator:
                 failure = error
             else:
                 self._on_marker(partition, marker)
-                with self._lock:
-                    remaining = entry.transaction.partitions - {partition}
-                    entry.transaction = replace(entry.transaction, partitions=remaining)
+                remaining = entry.transaction.partitions - {partition}
+                self._become(entry, replace(entry.transaction, partitions=remaining))
         return failure
 
     def _write_marker(self, partition: TopicPartition, marker: EndMarker) -> None:

@@ -31,6 +31,22 @@ def begin(world: World, *, timeout_ms: int = 60_000) -> ProducerOf:
     return producer
 
 
+def test_partitions_of_open_transactions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PARTITIONS_MAX", len(ALL))
+    world = World()
+    first = begin(world)
+    identity = world.coordinator.init_producer_id("other", 60_000)
+    other = ProducerOf(
+        transactional_id="other", producer_id=identity.producer_id, producer_epoch=identity.producer_epoch
+    )
+    for _ in range(2):
+        assert world.coordinator.add_partitions(other, [P]) is Error.COORDINATOR_NOT_AVAILABLE, "clients repeat it"
+        assert world.coordinator.add_partitions(first, ALL) is Error.NONE
+        world.restart()
+    assert world.coordinator.end(first, commit=True).error is Error.NONE
+    assert world.coordinator.add_partitions(other, ALL) is Error.NONE, "the end of a transaction releases them"
+
+
 def test_a_marker_with_an_id_that_no_producer_has_is_refused() -> None:
     world = World()
     error = Error.INVALID_PRODUCER_ID_MAPPING
