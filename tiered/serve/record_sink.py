@@ -119,8 +119,11 @@ class RecordSink(Protocol):
 
     def when_in_bucket(
         self, partition: TopicPartition, next_offset: int, notify: Callable[[Exception | None], None]
-    ) -> None:
-        """Call `notify`, from any thread, once the bucket holds all records below `next_offset`, or with an error."""
+    ) -> Callable[[], None]:
+        """Call `notify`, from any thread, once the bucket holds all records below `next_offset`, or with an error.
+
+        The result cancels the wait.
+        """
 
     def producers(self, partition: TopicPartition) -> Sequence[ProducerEntry]:
         """The producers that the log knows, by producer id."""

@@ -30,6 +30,7 @@ class FakeSink:
         self.bucket: dict[TopicPartition, list[tuple[int, Callable[[Exception | None], None]]]] = {}
         self.acks_errors: dict[TopicPartition, Exception] = {}
         self.has_bucket_wait = threading.Event()
+        self.cancelled: list[TopicPartition] = []
         self.next_producer_id = 0
         self.changed = threading.Condition()  # notified after each append
 
@@ -88,9 +89,10 @@ class FakeSink:
 
     def when_in_bucket(
         self, partition: TopicPartition, next_offset: int, notify: Callable[[Exception | None], None]
-    ) -> None:
+    ) -> Callable[[], None]:
         self.bucket[partition].append((next_offset, notify))
         self.has_bucket_wait.set()
+        return lambda: self.cancelled.append(partition)
 
     def new_producer_id(self) -> int:
         self.next_producer_id += 1

@@ -194,8 +194,11 @@ async def _wait_for_bucket(sink: RecordSink, partition: TopicPartition, next_off
         with suppress(RuntimeError):  # the loop was closed
             loop.call_soon_threadsafe(settle, error)
 
-    sink.when_in_bucket(partition, next_offset, notify)
-    await held
+    cancel = sink.when_in_bucket(partition, next_offset, notify)
+    try:
+        await held
+    finally:
+        cancel()
 
 
 def append_error(error: BaseException, where: object) -> Error:

@@ -9,7 +9,8 @@ the next appends gather, and one segment for each partition takes them all.
 | a committed manifest holds it | acknowledged |
 | an attempt fails for a time (`Unavailable`) | waits for the next attempt, after PAUSE_S or the next append |
 | another problem of the partition, such as a takeover | NOT_ENOUGH_REPLICAS_AFTER_APPEND: the records stay in the log |
-| `TIMEOUT_MS` passed | the same; the client had REQUEST_TIMED_OUT before |
+| `TIMEOUT_MS` passed | the same |
+| its request ends, with REQUEST_TIMED_OUT or its connection | is cancelled: the records stay in the log |
 
 An append that the bucket cannot acknowledge now is refused before its write, with NOT_ENOUGH_REPLICAS: the client tries
 again. Kafka does the same with too few replicas in sync.
@@ -19,8 +20,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 
 from local.errors import LogError, Unavailable
 from local.names import TopicPartition
@@ -36,7 +38,8 @@ _NAMED_MAX = 10
 _log = logging.getLogger(__name__)
 
 
-class _Waiting(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
     partition: TopicPartition
     next_offset: int
     since_ms: int
@@ -50,7 +53,7 @@ class BucketAcks:
         self._manager, self._clock = manager, clock
         self._errors = RepeatedErrors(_log, attempt="appends wait for the bucket")
         self._changed = threading.Condition()
-        self._waiting: list[_Waiting] = []
+        self._waiting: dict[_Waiting, None] = {}  # in the order of the appends
         self._is_closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -69,17 +72,25 @@ class BucketAcks:
             attempt = f"cannot append with append.acks=remote, {reason}"
             raise RefusedBatch(attempt, error=Error.NOT_ENOUGH_REPLICAS, partition=held.name)
 
-    def when_held(self, partition: TopicPartition, next_offset: int, notify: Notify) -> None:
-        """Call `notify`, from any thread, once the bucket holds all records below `next_offset`, or with an error."""
+    def when_held(self, partition: TopicPartition, next_offset: int, notify: Notify) -> Callable[[], None]:
+        """Call `notify`, from any thread, once the bucket holds all records below `next_offset`, or with an error.
+
+        The result cancels the wait: a running call of `notify` ends.
+        """
         waiting = _Waiting(partition, next_offset, self._clock(), notify)
         if self._is_settled(waiting):
-            return
+            return lambda: None
         with self._changed:
-            self._waiting.append(waiting)
+            self._waiting[waiting] = None
             self._changed.notify_all()
             if self._thread is None and not self._is_closed.is_set():
                 self._thread = threading.Thread(target=self._work, name="tiered-bucket-acks", daemon=True)
                 self._thread.start()
+        return partial(self._cancel, waiting)
+
+    def _cancel(self, waiting: _Waiting) -> None:
+        with self._changed:
+            self._waiting.pop(waiting, None)
 
     def close(self) -> None:
         """End the thread; its running attempt has DRAIN_S to end. Waiting appends are not acknowledged."""
@@ -94,16 +105,17 @@ class BucketAcks:
             with self._changed:
                 while not self._waiting and not self._is_closed.is_set():
                     self._changed.wait()
-                waiting, self._waiting = self._waiting, []
+                waiting = self._waiting.copy()
             has_failed = self._attempt(waiting)
-            remaining = [each for each in waiting if not self._is_settled(each)]
+            settled = [each for each in waiting if each in self._waiting and self._is_settled(each)]
             with self._changed:
-                is_new = bool(self._waiting)
-                self._waiting[:0] = remaining
+                for each in settled:
+                    self._waiting.pop(each, None)
+                is_new = not self._waiting.keys() <= waiting.keys()
                 if has_failed and not is_new and not self._is_closed.is_set():
                     self._changed.wait(PAUSE_S)
 
-    def _attempt(self, waiting: list[_Waiting]) -> bool:
+    def _attempt(self, waiting: Iterable[_Waiting]) -> bool:
         """Copy what the waiting appends need; return whether a part of it failed."""
         ends: dict[TopicPartition, int] = {}
         for each in waiting:

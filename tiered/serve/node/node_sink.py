@@ -88,8 +88,8 @@ class NodeSink:
 
     def when_in_bucket(
         self, partition: TopicPartition, next_offset: int, notify: Callable[[Exception | None], None]
-    ) -> None:
-        self._bucket_acks.when_held(partition, next_offset, notify)
+    ) -> Callable[[], None]:
+        return self._bucket_acks.when_held(partition, next_offset, notify)
 
     def close(self) -> None:
         self._bucket_acks.close()

@@ -28,6 +28,7 @@ from local.errors import (
 from local.format.batch_header import read_header, seal
 from local.format.compression import Codec
 from local.format.record import Record
+from local.names import TopicPartition
 from local.records.batch import encode_batch, encode_marker
 from tiered.serve.handlers.produce import init_producer_id, produce
 from tiered.serve.handlers.service import Call, Service
@@ -409,7 +410,12 @@ def test_errors_of_the_bucket_before_and_after_the_append() -> None:
     sink.bucket[ORDERS] = []
     sink.acks_errors[SLOW] = RefusedBatch("paused", error=Error.NOT_ENOUGH_REPLICAS)
     late = RefusedBatch("fenced", error=Error.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
-    sink.when_in_bucket = lambda partition, next_offset, notify: notify(late)  # type: ignore[method-assign]
+
+    def refuse(partition: TopicPartition, next_offset: int, notify: Callable[[Exception], None]) -> Callable[[], None]:
+        notify(late)
+        return lambda: None
+
+    sink.when_in_bucket = refuse  # type: ignore[method-assign, assignment]
     found = errors(sink, request(("orders", ONE), ("slow", ONE)))
     assert found == [Error.NOT_ENOUGH_REPLICAS_AFTER_APPEND, Error.NOT_ENOUGH_REPLICAS]
     assert sink.appends == [(ORDERS, 0)]
@@ -422,6 +428,8 @@ def test_an_acknowledgement_of_the_bucket_after_the_time_limit_changes_nothing()
 
     async def work(service: Service) -> Error:
         (found,) = await answers(service, request(("orders", ONE), timeout_ms=20))
+        await asyncio.sleep(0)
+        assert sink.cancelled == [ORDERS]
         sink.bucket[ORDERS][0][1](None)
         await asyncio.sleep(0)
         return found.error_code

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 import pytest
@@ -30,6 +30,7 @@ class Ack:
 
     def __init__(self) -> None:
         self.error: Exception | None = None
+        self.cancel: Callable[[], None] = lambda: None
         self._is_given = threading.Event()
 
     def __call__(self, error: Exception | None) -> None:
@@ -55,7 +56,7 @@ class Node:
         self.sink.check_acks(name)
         found = self.sink.append(name, batch)
         self.sink.flush(name)
-        self.sink.when_in_bucket(name, found.next_offset, ack)
+        ack.cancel = self.sink.when_in_bucket(name, found.next_offset, ack)
         return ack
 
     def code(self, name: TopicPartition = NAME) -> Error | None:
@@ -119,6 +120,18 @@ def test_after_the_time_limit_an_append_is_not_waited_for(monkeypatch: pytest.Mo
         error = late.wait()
         assert isinstance(error, RefusedBatch)
         assert error.error is Error.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+
+
+def test_an_append_whose_request_ended_does_not_wait() -> None:
+    with node() as made:
+        made.append().wait()
+        with made.manager.partitions.maintenance_lock:  # no copy can run
+            cancelled, waiting = [made.append() for _ in range(20)], made.append()
+            for each in cancelled:
+                each.cancel()
+            assert len(made.sink._bucket_acks._waiting) == 1
+        assert waiting.wait() is None
+        assert not any(each.is_given for each in cancelled)
 
 
 def test_a_takeover_ends_the_wait_with_an_error() -> None:
