@@ -19,6 +19,8 @@ from typing import NamedTuple
 from local.names import TopicPartition
 from tiered.serve.groups.offsets_records import OffsetValue
 
+OFFSET_BYTES = 300  # of the objects of an offset, without its metadata
+
 
 class Transaction(NamedTuple):
     """The open transaction of a producer in one partition of ``__consumer_offsets``."""
@@ -41,7 +43,7 @@ class CommittedOffsets:
         self._groups: dict[str, dict[TopicPartition, Committed]] = {}
         self._pending: dict[Transaction, dict[tuple[str, TopicPartition], Committed]] = {}
         self._open: dict[str, dict[TopicPartition, set[Transaction]]] = {}  # the same by group
-        self.count = 0  # committed and pending ones
+        self.count = self.size_bytes = 0  # of committed and pending ones
 
     def groups(self) -> Collection[str]:
         """Groups with committed or pending offsets."""
@@ -62,14 +64,13 @@ class CommittedOffsets:
 
     def commit(self, group: str, partition: TopicPartition, value: OffsetValue, log_offset: int) -> None:
         offsets = self._groups.setdefault(group, {})
-        self.count += partition not in offsets
+        self._note(value, offsets.get(partition))
         offsets[partition] = Committed(value, log_offset)
 
     def remove(self, group: str, partition: TopicPartition) -> None:
         offsets = self._groups.get(group, {})
         if partition in offsets:
-            del offsets[partition]
-            self.count -= 1
+            self._note(None, offsets.pop(partition))
             if not offsets:
                 del self._groups[group]
         for transaction in list(self._open.get(group, {}).get(partition, ())):
@@ -79,7 +80,7 @@ class CommittedOffsets:
         self, transaction: Transaction, group: str, partition: TopicPartition, value: OffsetValue, log_offset: int
     ) -> None:
         pending = self._pending.setdefault(transaction, {})
-        self.count += (group, partition) not in pending
+        self._note(value, pending.get((group, partition)))
         pending[group, partition] = Committed(value, log_offset)
         self._open.setdefault(group, {}).setdefault(partition, set()).add(transaction)
 
@@ -94,10 +95,18 @@ class CommittedOffsets:
     def items(self) -> Iterator[tuple[str, Mapping[TopicPartition, Committed]]]:
         yield from self._groups.items()
 
+    def _note(self, new: OffsetValue | None, old: Committed | None) -> None:
+        """Count an offset that takes the place of another one."""
+        if new is not None:
+            self.count += 1
+            self.size_bytes += OFFSET_BYTES + len(new.metadata)
+        if old is not None:
+            self.count -= 1
+            self.size_bytes -= OFFSET_BYTES + len(old.value.metadata)
+
     def _forget(self, transaction: Transaction, group: str, partition: TopicPartition) -> None:
         pending = self._pending[transaction]
-        del pending[group, partition]
-        self.count -= 1
+        self._note(None, pending.pop((group, partition)))
         if not pending:
             del self._pending[transaction]
         partitions = self._open[group]

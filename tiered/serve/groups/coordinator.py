@@ -9,8 +9,9 @@ Order of effects of a commit: durable in the log, then in memory, then the answe
 |---|---|---|
 | groups | GROUPS_MAX | GROUP_MAX_SIZE_REACHED for a member, INVALID_COMMIT_OFFSET_SIZE for a commit |
 | members of a group, and clients with a new member id | ``group.max.size`` | GROUP_MAX_SIZE_REACHED |
-| metadata of all members | MEMBER_BYTES_MAX | GROUP_MAX_SIZE_REACHED |
-| offsets, committed and pending | OFFSETS_MAX | INVALID_COMMIT_OFFSET_SIZE |
+| protocols of a member | PROTOCOLS_MAX | INCONSISTENT_GROUP_PROTOCOL |
+| bytes of all members, and of new member ids | MEMBER_BYTES_MAX | GROUP_MAX_SIZE_REACHED |
+| offsets, committed and pending, and their bytes | OFFSETS_MAX, OFFSET_BYTES_MAX | INVALID_COMMIT_OFFSET_SIZE |
 
 An offset has the id of its topic. An offset of another topic of the same name is absent for readers, also before its
 tombstone is durable: a recreated topic has another id.
@@ -32,13 +33,13 @@ from functools import partial
 from local.errors import LogError, NotFound
 from local.names import TopicPartition
 from tiered.serve.groups.commits import Committer, NewOffset, is_of_another_topic, value_of
-from tiered.serve.groups.committed import Committed, CommittedOffsets, Transaction
+from tiered.serve.groups.committed import OFFSET_BYTES, Committed, CommittedOffsets, Transaction
 from tiered.serve.groups.deadlines import Deadlines
 from tiered.serve.groups.group import Group
 from tiered.serve.groups.group_settings import GroupSettings
 from tiered.serve.groups.group_states import Answer, GroupState, Moment, Store
 from tiered.serve.groups.loader import load, partition_of
-from tiered.serve.groups.members import Client, size_of, unknown
+from tiered.serve.groups.members import MEMBER_BYTES, PROTOCOLS_MAX, Client, size_of, unknown
 from tiered.serve.groups.offsets_log import OFFSETS_TOPIC, LogRecord, OffsetsLog, Producer
 from tiered.serve.groups.offsets_records import GroupKey, GroupValue, OffsetKey, OffsetValue, encode_key, encode_value
 from tiered.serve.groups.offsets_writer import OffsetsWriter, commit_error, group_error
@@ -58,7 +59,7 @@ from tiered.serve.record_source import ServedTopic
 
 GROUPS_MAX = 10_000
 MEMBER_BYTES_MAX = 64 << 20
-OFFSETS_MAX = 1_000_000
+OFFSETS_MAX, OFFSET_BYTES_MAX = 1_000_000, 512 << 20
 THREADS = 4  # of appends
 LOAD_RETRY_S = 5.0
 _NAME_BYTES_MAX = 2**15 - 1
@@ -198,11 +199,14 @@ class GroupCoordinator:
             settings.min_session_timeout_ms <= request.session_timeout_ms <= settings.max_session_timeout_ms
         ):
             error = Error.INVALID_SESSION_TIMEOUT
+        if len(request.protocols) > PROTOCOLS_MAX:
+            error = error or Error.INCONSISTENT_GROUP_PROTOCOL
         error = error or await self.prepare()
         group = self._groups.get(request.group_id)
         if not error and group is None:
             error = self._room_error() if not request.member_id else Error.UNKNOWN_MEMBER_ID
-        if not error and self._member_bytes_total + size_of(request.protocols) > MEMBER_BYTES_MAX:
+        size_bytes = MEMBER_BYTES + len(client.client_id) + size_of(request.protocols)
+        if not error and self._member_bytes_total + size_bytes > MEMBER_BYTES_MAX:
             error = Error.GROUP_MAX_SIZE_REACHED
         if error:
             return JoinGroupResponse(error_code=error, member_id=request.member_id)
@@ -428,7 +432,9 @@ class GroupCoordinator:
         """Append the valid ones of `offsets`; the error of each."""
         errors = [error or self._offset_error(each) for each in offsets]
         valid = [each for each, refused in zip(offsets, errors, strict=True) if not refused]
-        if not error and len(valid) + self._offsets.count > OFFSETS_MAX:
+        size_bytes = sum(OFFSET_BYTES + len(each.metadata or "") for each in valid)
+        is_full = self._offsets.count + len(valid) > OFFSETS_MAX
+        if not error and (is_full or self._offsets.size_bytes + size_bytes > OFFSET_BYTES_MAX):
             return [refused or Error.INVALID_COMMIT_OFFSET_SIZE for refused in errors]
         if not valid:
             return errors

@@ -50,6 +50,7 @@ from tiered.serve.messages.groups import (
     SyncGroupResponse,
 )
 
+ID_PREFIX_MAX = 64  # characters of a client id or an instance id in a member id
 NEW_MEMBER_JOIN_MS = 300_000  # source: kafka `CLASSIC_GROUP_NEW_MEMBER_JOIN_TIMEOUT_MS`
 _MEMBER_ID_SINCE = 4  # version of JoinGroup, KIP-394
 _SKIP_ASSIGNMENT_SINCE = 9  # version of JoinGroup, KIP-814
@@ -284,7 +285,8 @@ class Group:
         self, request: JoinGroupRequest, client: Client, version: int, waiter: object, now: Moment
     ) -> None:
         instance_id = request.group_instance_id
-        member_id = self._new_member_id(client.client_id if instance_id is None else instance_id)
+        prefix = client.client_id if instance_id is None else instance_id
+        member_id = self._new_member_id(prefix[:ID_PREFIX_MAX])
         if instance_id is not None and instance_id in self.roster.static:
             self._replace_static(self.roster.static[instance_id], member_id, request, client, version, waiter, now)
         elif instance_id is not None or version < _MEMBER_ID_SINCE:
@@ -320,7 +322,7 @@ class Group:
 
     def _update(self, member: Member, request: JoinGroupRequest, waiter: object) -> None:
         self._answer_join(member, JoinGroupResponse(error_code=Error.REBALANCE_IN_PROGRESS, member_id=member.member_id))
-        member.update(request, waiter)
+        self.roster.update(member, request, waiter)
 
     def _replace_static(
         self,
@@ -369,8 +371,7 @@ class Group:
                 self._answer_join(member, JoinGroupResponse(error_code=error))
                 self._rename_static(member.member_id, before.member_id, before.client)
                 back = self.members[before.member_id]
-                back.protocols, back.session_timeout_ms = before.protocols, before.session_timeout_ms
-                back.rebalance_timeout_ms = before.rebalance_timeout_ms
+                self.roster.restore(back, before)
                 self._expect_heartbeat(back, now)
                 return
             # Before KIP-814 the leader of a stable group must not learn that it leads: it would assign again.

@@ -19,6 +19,8 @@ from tiered.serve.messages.groups import (
 )
 
 CONSUMERS = "consumer"  # the protocol type of consumers
+PROTOCOLS_MAX = 100  # of a member
+MEMBER_BYTES, PROTOCOL_BYTES = 1000, 200  # of the objects of a member and of a protocol, without their texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,7 @@ class Member:
     session_timeout_ms: int
     rebalance_timeout_ms: int
     protocols: tuple[JoinGroupRequestProtocol, ...]
+    protocols_bytes: int  # `size_of` the protocols
     assignment: bytes = b""
     is_new: bool = False
     join: object | None = None
@@ -49,11 +52,18 @@ class Member:
 
     @property
     def size_bytes(self) -> int:
-        return len(self.assignment) + size_of(self.protocols)
+        texts = len(self.member_id) + len(self.instance_id or "") + len(self.client.client_id)
+        return MEMBER_BYTES + texts + self.protocols_bytes + len(self.assignment)
 
     def update(self, request: JoinGroupRequest, waiter: object) -> None:
         self.protocols, self.join = unique(request.protocols), waiter
+        self.protocols_bytes = size_of(self.protocols)
         self.session_timeout_ms, self.rebalance_timeout_ms = _timeouts_ms(request)
+
+    def restore(self, before: Member) -> None:
+        """Take back an update."""
+        self.protocols, self.protocols_bytes = before.protocols, before.protocols_bytes
+        self.session_timeout_ms, self.rebalance_timeout_ms = before.session_timeout_ms, before.rebalance_timeout_ms
 
     def metadata(self, protocol: str | None) -> bytes:
         return next((each.metadata for each in self.protocols if each.name == protocol), b"")
@@ -94,13 +104,15 @@ class Member:
 def joining(member_id: str, request: JoinGroupRequest, client: Client, waiter: object) -> Member:
     """A new member that waits for the answer to its first join."""
     session_timeout_ms, rebalance_timeout_ms = _timeouts_ms(request)
+    protocols = unique(request.protocols)
     return Member(
         member_id=member_id,
         instance_id=request.group_instance_id,
         client=client,
         session_timeout_ms=session_timeout_ms,
         rebalance_timeout_ms=rebalance_timeout_ms,
-        protocols=unique(request.protocols),
+        protocols=protocols,
+        protocols_bytes=size_of(protocols),
         is_new=True,
         join=waiter,
     )
@@ -108,13 +120,15 @@ def joining(member_id: str, request: JoinGroupRequest, client: Client, waiter: o
 
 def restored(value: MemberValue, protocol: str | None) -> Member:
     """A member of a stored group. Only the metadata of the group's protocol is stored."""
+    protocols = (JoinGroupRequestProtocol(name=protocol or "", metadata=value.subscription),)
     return Member(
         member_id=value.member_id,
         instance_id=value.instance_id,
         client=Client(client_id=value.client_id, host=value.client_host),
         session_timeout_ms=value.session_timeout_ms,
         rebalance_timeout_ms=value.rebalance_timeout_ms,
-        protocols=(JoinGroupRequestProtocol(name=protocol or "", metadata=value.subscription),),
+        protocols=protocols,
+        protocols_bytes=size_of(protocols),
         assignment=value.assignment,
     )
 
@@ -134,7 +148,7 @@ def unknown(who: MemberIdentity) -> MemberResponse:
 
 
 def size_of(protocols: Iterable[JoinGroupRequestProtocol]) -> int:
-    return sum(len(each.name) + len(each.metadata) for each in protocols)
+    return sum(PROTOCOL_BYTES + len(each.name) + len(each.metadata) for each in protocols)
 
 
 def _timeouts_ms(request: JoinGroupRequest) -> tuple[int, int]:

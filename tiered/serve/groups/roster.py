@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from tiered.serve.groups.members import Client, Member
+from tiered.serve.groups.members import MEMBER_BYTES, Client, Member
 from tiered.serve.messages.base import Error
+from tiered.serve.messages.groups import JoinGroupRequest
 
 
 class Roster:
     """`pending_joins` have received a member id and have not joined with it (KIP-394).
+
+    Members are changed by the methods here alone, which count the members of each protocol.
 
     `pending_syncs` have not fetched the assignment of the generation. `static` maps instance ids to member ids.
     """
@@ -21,8 +24,10 @@ class Roster:
         self.static: dict[str, str] = {}
         self.pending_joins: set[str] = set()
         self.pending_syncs: set[str] = set()
+        self._supporters: Counter[str] = Counter()  # members by the name of a protocol
 
     def add(self, member: Member) -> None:
+        self._count(member, 1)
         self.members[member.member_id] = member
         if member.instance_id is not None:
             self.static[member.instance_id] = member.member_id
@@ -36,11 +41,29 @@ class Roster:
         member = self.members.pop(member_id, None)
         if member is None:
             return None
+        self._count(member, -1)
         if member.instance_id is not None and self.static.get(member.instance_id) == member_id:
             del self.static[member.instance_id]
         if self.leader == member_id:
             self.leader = next(iter(self.members), None)
         return member
+
+    def update(self, member: Member, request: JoinGroupRequest, waiter: object) -> None:
+        """A member joins again."""
+        self._count(member, -1)
+        member.update(request, waiter)
+        self._count(member, 1)
+
+    def restore(self, member: Member, before: Member) -> None:
+        self._count(member, -1)
+        member.restore(before)
+        self._count(member, 1)
+
+    def _count(self, member: Member, change: int) -> None:
+        for each in {each.name for each in member.protocols}:
+            self._supporters[each] += change
+            if not self._supporters[each]:
+                del self._supporters[each]
 
     def rename(self, old_id: str, new_id: str, client: Client) -> Member:
         """Give a static member a new id and client. Returns the old member, which has the waiters."""
@@ -86,13 +109,14 @@ class Roster:
 
     @property
     def size_bytes(self) -> int:
-        """Of metadata and assignments."""
-        return sum(each.size_bytes for each in self.members.values())
+        """Of members and of ids that were given to clients."""
+        return sum(each.size_bytes for each in self.members.values()) + MEMBER_BYTES * len(self.pending_joins)
 
     def common_protocols(self) -> set[str]:
         """The protocols that every member supports."""
-        counts = Counter(name for each in self.members.values() for name in {it.name for it in each.protocols})
-        return {name for name, count in counts.items() if count == len(self.members)}
+        first = next(iter(self.members.values()), None)
+        names = [each.name for each in first.protocols] if first is not None else []
+        return {name for name in names if self._supporters[name] == len(self.members)}
 
     def selected_protocol(self) -> str:
         """The protocol with the most votes among those that all support; of equal ones that of the earliest member.

@@ -9,7 +9,7 @@ from local.errors import LogError
 from local.names import TopicPartition
 from tiered.serve.groups.commits import Committer, NewOffset
 from tiered.serve.groups.committed import Committed
-from tiered.serve.handlers.service import Call, Service, error_of, served_partition
+from tiered.serve.handlers.service import RESPONSE_BYTES_MAX, Call, Service, error_of, served_partition
 from tiered.serve.messages.base import Error
 from tiered.serve.messages.group_offsets import (
     OffsetCommitRequest,
@@ -34,6 +34,7 @@ from tiered.serve.record_source import ServedTopic
 _GROUPS_SINCE, _TOP_ERROR_SINCE = 8, 2  # versions of OffsetFetch
 _ID_KNOWN_SINCE = 9  # version of OffsetCommit that knows GROUP_ID_NOT_FOUND
 _IDS_SINCE = 10  # version of OffsetCommit and OffsetFetch
+_PARTITION_BYTES = 32  # of a response without metadata
 
 
 async def offset_commit(service: Service, request: OffsetCommitRequest, call: Call) -> OffsetCommitResponse:
@@ -82,7 +83,15 @@ async def offset_fetch(service: Service, request: OffsetFetchRequest, call: Call
             )
         )
         groups = (OffsetFetchRequestGroup(group_id=request.group_id, topics=topics),)
-    found = [_fetched(service, each, call.version, require_stable=request.require_stable) for each in groups]
+    found: list[OffsetFetchResponseGroup] = []
+    size_bytes = 0
+    for each in dict.fromkeys(groups):
+        if size_bytes <= RESPONSE_BYTES_MAX:
+            fetched = _fetched(service, each, call.version, require_stable=request.require_stable)
+            size_bytes += sum(map(_size_of, fetched.topics))
+        if size_bytes > RESPONSE_BYTES_MAX:
+            fetched = OffsetFetchResponseGroup(group_id=each.group_id, error_code=Error.POLICY_VIOLATION)
+        found.append(fetched)
     if call.version >= _GROUPS_SINCE:
         return OffsetFetchResponse(groups=tuple(found))
     (one,) = found
@@ -165,6 +174,10 @@ def _fetched(
             partitions.append(_offset(number, committed.get(where), is_unstable=is_unstable))
         topics.append(OffsetFetchResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=tuple(partitions)))
     return OffsetFetchResponseGroup(group_id=group.group_id, topics=tuple(topics))
+
+
+def _size_of(topic: OffsetFetchResponseTopic) -> int:
+    return len(topic.name or "") + sum(_PARTITION_BYTES + len(each.metadata or "") for each in topic.partitions)
 
 
 def _offset(number: int, found: Committed | None, *, is_unstable: bool) -> OffsetFetchResponsePartition:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tiered.serve.groups.members import Client
-from tiered.serve.handlers.service import Call, Service
+from tiered.serve.handlers.service import RESPONSE_BYTES_MAX, Call, Service
 from tiered.serve.messages.base import NO_OPERATIONS, Error
 from tiered.serve.messages.groups import (
     Coordinator,
@@ -41,6 +41,7 @@ _PROTOCOL_SINCE = 5  # version of SyncGroup
 _MEMBERS_SINCE = 3  # version of LeaveGroup
 _NOT_FOUND_SINCE = 6  # version of DescribeGroups
 _CLASSIC = "classic"
+_TOO_LARGE = "The response would be too large: request fewer groups."
 # Bits of kafka's `AclOperation`: READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS
 _GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 
@@ -98,10 +99,19 @@ async def list_groups(service: Service, request: ListGroupsRequest, call: Call) 
 
 
 async def describe_groups(service: Service, request: DescribeGroupsRequest, call: Call) -> DescribeGroupsResponse:
+    """Each group once: Kafka describes a group as often as the request names it."""
     operations = _GROUP_OPERATIONS if request.include_authorized_operations else NO_OPERATIONS
-    return DescribeGroupsResponse(
-        groups=tuple(_described(service, each, call.version, operations) for each in request.groups)
-    )
+    found: list[DescribedGroup] = []
+    size_bytes = 0
+    for name in dict.fromkeys(request.groups):
+        group = service.coordinator.groups().get(name)
+        size_bytes += group.roster.size_bytes if group is not None else 0
+        if size_bytes > RESPONSE_BYTES_MAX:
+            message = _TOO_LARGE if call.version >= _NOT_FOUND_SINCE else None
+            found.append(DescribedGroup(group_id=name, error_code=Error.POLICY_VIOLATION, error_message=message))
+        else:
+            found.append(_described(service, name, call.version, operations))
+    return DescribeGroupsResponse(groups=tuple(found))
 
 
 async def delete_groups(service: Service, request: DeleteGroupsRequest, call: Call) -> DeleteGroupsResponse:

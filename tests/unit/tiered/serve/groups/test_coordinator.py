@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 from fake_offsets_log import FakeOffsetsLog
-from group_world import CLIENT, SESSION_MS, joining, syncing
+from group_world import CLIENT, SESSION_MS, joining, protocols, syncing
 
 from local.errors import Corrupt, DiskFailed, InvalidRequest, NotFound, Unavailable
 from local.names import TopicPartition
@@ -513,6 +513,45 @@ def test_groups_members_and_offsets_are_bounded(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(coordinators, "MEMBER_BYTES_MAX", 100)
         found = await world.groups.join(joining(group_id="i"), CLIENT, 9)
         assert found.error_code is Error.GROUP_MAX_SIZE_REACHED
+
+    run(work)
+
+
+def test_member_ids_that_are_not_used_yet_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(world: World) -> None:
+        monkeypatch.setattr(coordinators, "MEMBER_BYTES_MAX", 50_000)
+        client = replace(CLIENT, client_id="c" * 32_000)
+        found = await world.groups.join(joining(group_id="g0"), client, 9)
+        assert len(found.member_id) <= 64 + 37  # a dash and a UUID
+        count = 0
+        while found.error_code is Error.MEMBER_ID_REQUIRED:
+            count += 1
+            found = await world.groups.join(joining(group_id=f"g{count}"), CLIENT, 9)
+        assert found.error_code is Error.GROUP_MAX_SIZE_REACHED
+        assert 40 <= count <= 50
+
+    run(work)
+
+
+def test_a_member_has_a_limited_number_of_protocols() -> None:
+    async def work(world: World) -> None:
+        most = protocols(*map(str, range(100)))
+        assert (await world.groups.join(joining(protocols=most), CLIENT, 9)).error_code is Error.MEMBER_ID_REQUIRED
+        more = protocols(*map(str, range(101)))
+        found = await world.groups.join(joining(protocols=more), CLIENT, 9)
+        assert found.error_code is Error.INCONSISTENT_GROUP_PROTOCOL
+
+    run(work)
+
+
+def test_the_bytes_of_offsets_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(world: World) -> None:
+        monkeypatch.setattr(coordinators, "OFFSET_BYTES_MAX", 650)
+        assert await world.groups.commit(SIMPLE, [new(1, metadata="x" * 10), new(2, P1)]) == [Error.NONE] * 2
+        other = Committer(group_id="h")
+        assert await world.groups.commit(other, [new(1)]) == [Error.INVALID_COMMIT_OFFSET_SIZE]
+        await world.groups.delete_groups(["g"])
+        assert await world.groups.commit(other, [new(1)]) == [Error.NONE]
 
     run(work)
 

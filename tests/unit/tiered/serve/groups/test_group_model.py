@@ -138,6 +138,8 @@ class Groups(RuleBasedStateMachine):
         if group.state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
             assert group.roster.leader in group.members
             assert group.protocol in group.roster.common_protocols()
+            names = [{each.name for each in member.protocols} for member in group.members.values()]
+            assert group.roster.common_protocols() == set.intersection(*names)
         assert (group.state is GroupState.EMPTY) <= (not group.members)
         assert len(group.members) <= 2 * MAX_SIZE
 

@@ -19,6 +19,9 @@ from tiered.serve.authorization.rules import answer
 from tiered.serve.groups.commits import Committer, NewOffset
 from tiered.serve.groups.coordinator import GroupCoordinator
 from tiered.serve.groups.group_settings import GroupSettings
+from tiered.serve.groups.members import Client
+from tiered.serve.handlers import group_offsets
+from tiered.serve.handlers import groups as groups_handler
 from tiered.serve.handlers.service import Service
 from tiered.serve.messages.base import NO_OPERATIONS, Api, Error
 from tiered.serve.messages.group_offsets import (
@@ -286,3 +289,26 @@ def test_requests_before_the_load_are_told_to_wait() -> None:
 
 def test_a_server_without_groups_does_not_offer_their_apis() -> None:
     assert not Service(source=FakeSource()).apis.keys() & {Api.JOIN_GROUP, Api.OFFSET_FETCH, Api.FIND_COORDINATOR}
+
+
+def test_a_group_that_a_request_repeats_is_answered_once_and_a_response_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(service: Service) -> None:
+        for name in ("g", "h"):
+            await ask(service, Api.OFFSET_COMMIT, commit(group_id=name))
+        groups = (OffsetFetchRequestGroup(group_id="g"),) * 1000 + (OffsetFetchRequestGroup(group_id="h"),)
+        response = await ask(service, Api.OFFSET_FETCH, OffsetFetchRequest(groups=groups))
+        assert [each.group_id for each in response.groups] == ["g", "h"]
+        names = DescribeGroupsRequest(groups=("g",) * 1000 + ("h",))
+        assert [each.group_id for each in (await ask(service, Api.DESCRIBE_GROUPS, names)).groups] == ["g", "h"]
+
+        monkeypatch.setattr(group_offsets, "RESPONSE_BYTES_MAX", 60)
+        response = await ask(service, Api.OFFSET_FETCH, OffsetFetchRequest(groups=groups))
+        assert [each.error_code for each in response.groups] == [Error.NONE, Error.POLICY_VIOLATION]
+        await service.coordinator.join(joining(), Client(client_id="c", host="h"), 9)
+        monkeypatch.setattr(groups_handler, "RESPONSE_BYTES_MAX", 60)
+        found = (await ask(service, Api.DESCRIBE_GROUPS, names)).groups
+        assert [each.error_code for each in found] == [Error.POLICY_VIOLATION] * 2
+
+    run(work)
