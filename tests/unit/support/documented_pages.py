@@ -8,10 +8,21 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from page_runner import Page, Until
+from page_runner import ROOT, Page, Until
 
 _INSTALLS = "installs packages; the environment of the tests has them"
 _SYSTEM = "a tool of the system"
+_BESIDE = "runs for ever; test_commands_beside_node.py runs the commands beside a node"
+_CERTIFICATE = (
+    "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -keyout server.key -out server.pem 2>/dev/null\n"
+)
+_SECURITY = (
+    f"sed -n '/^```toml/,/^```/{{/^```/d;p}}' '{ROOT}/docs/how-to/secure-the-kafka-endpoint.md' > security.toml\n"
+)
+_USERS = "for user in alice loader; do echo a-long-password | tiered credentials users.json $user; done\n"
+_ASKS = "asks for a password; the setup gives it by a pipe"
+_DOCKER = "needs Docker and images of a registry"
+_COMPOSED = ("up -d --build", "exec node tiered topic create orders -p 2", "exec node tiered status", "down")
 
 _MAKE_NODE = """python -c '
 import sys, time
@@ -98,6 +109,27 @@ tiered -q topic create orders -p 4
 _MORE = "seq 1 500 | tiered -q -C /srv/road append orders - --batch 20\n"
 _DOCTOR = {"tiered doctor": (0, 3, 10), "tiered doctor --problems": (0, 3, 10)}  # result depends on this machine
 HOW_TO = {
+    "administer-a-running-node": Page(
+        setup=_THREE_DISKS.replace("/disk2/logs", "/mnt/disk2/logs").replace(
+            "topic create orders -p 4", "topic create latest -p 2"
+        )
+        + "tiered -q topic alter latest -X cleanup.policy=compact\n",
+        not_run={
+            "tiered run &": _BESIDE,
+            "tail -F app.log | tiered append orders": _BESIDE,
+        },
+        before={"tiered delete-records orders/0 --before 1000 --yes": "seq 5000 | tiered -q append orders/0\n"},
+    ),
+    "secure-the-kafka-endpoint": Page(
+        setup=_CERTIFICATE + _SECURITY + _USERS,
+        not_run=dict.fromkeys((f"tiered credentials users.json {name}" for name in ("alice", "loader")), _ASKS),
+        buckets=("my-bucket",),
+        until={
+            "tiered serve --remote s3://my-bucket/logs --host 0.0.0.0 --security security.toml": Until(
+                "to Kafka clients", and_with="--port 0"
+            )
+        },
+    ),
     "adopt-a-broker": Page(
         setup=_BROKER,
         buckets=("logs",),
@@ -166,6 +198,20 @@ from remote.store.open_store import open_store
 store, now = open_store("s3://logs/prod"), time.time_ns() // 1_000_000
 clock, ring = (lambda: now), None
 """,
+    ),
+    "run-in-containers": Page(
+        buckets=("tiered-local",),
+        not_run=dict.fromkeys(
+            (f"docker compose -f localstack/containers/compose.yaml {words}" for words in _COMPOSED), _DOCKER
+        ),
+        until={
+            "tiered -C /srv/node run --metrics :9464 --kafka :9092": Until("running", and_with="--kafka :0"),
+            **{
+                f"tiered serve --remote s3://tiered-local/logs --port {9092 + number} --cache-dir "
+                f"/var/cache/tiered-{number}": Until("to Kafka clients", and_with="--port 0")
+                for number in (1, 2)
+            },
+        },
     ),
     "run-as-a-service": Page(
         setup=f"mkdir -p /etc/systemd/system\n{_MAKE_NODE} /srv/road\n",
@@ -255,4 +301,4 @@ NEEDS_A_CLUSTER = {
     "spark.executorEnv.AWS_REGION=eu-central-1 local:///opt/venv/lib/python3.12/site-packages/tiered/spark/submit.py "
     "rewrite merge orders --yes --remote s3://bucket/logs": "needs Kubernetes",
 }
-NOT_RUN_COUNT = 5
+NOT_RUN_COUNT = 13
