@@ -201,13 +201,14 @@ def test_a_client_reads_over_tls_with_each_mechanism(
     assert not [each for each in caplog.records if each.levelname == "ERROR"]
 
 
-@pytest.mark.parametrize("consume", CLIENTS)
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+# aiokafka takes the status of a refused token for a success, and connects again without an end.
+REFUSALS = [(m, c) for m in MECHANISMS for c in CLIENTS if (m, c) != ("OAUTHBEARER", by_aiokafka)]
+
+
+@pytest.mark.parametrize(("mechanism", "consume"), REFUSALS)
 def test_a_wrong_password_and_an_expired_token_are_refused(
     place: Place, bucket: RemoteLog, mechanism: str, consume: Consume, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if (mechanism, consume) == ("OAUTHBEARER", by_aiokafka):
-        pytest.skip("aiokafka takes the status of a refused token for a success, and connects again without an end")
     secret = token(exp=int(time.time()) - 60) if mechanism == "OAUTHBEARER" else "wrong-secret"
     with serving(place, bucket) as server, pytest.raises(REFUSED):
         consume(address(server), place.authority.file, mechanism, "alice", secret)
