@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
 from tiered.serve.authorization.permissions import DENIED, DENIED_MESSAGE, may_cluster, operations, split
 from tiered.serve.handlers.service import Call, Handler, Service
@@ -53,6 +54,16 @@ from tiered.serve.security.acl import CLUSTER_NAME, Kind, Operation
 
 _CLUSTER_DENIED = Error.CLUSTER_AUTHORIZATION_FAILED
 _CLUSTER_MESSAGE = "Cluster authorization failed."
+
+
+class _Resource(Protocol):
+    @property
+    def resource_type(self) -> int: ...
+    @property
+    def resource_name(self) -> str: ...
+
+
+R = TypeVar("R", bound=_Resource)
 # Kafka's `ConfigResource.Type`: topics, groups; all other types belong to the cluster.
 _KINDS: Mapping[int, Kind] = {2: Kind.TOPIC, 32: Kind.GROUP}
 _CONFIG_ERRORS: Mapping[Kind, tuple[Error, str]] = {
@@ -155,56 +166,45 @@ async def describe_topic_partitions(
 async def describe_configs(
     service: Service, request: DescribeConfigsRequest, call: Call, handler: Handler
 ) -> DescribeConfigsResponse:
-    permitted = [
-        _may_config(service, call, Operation.DESCRIBE_CONFIGS, each.resource_type, each.resource_name)
-        for each in request.resources
-    ]
-    resources = tuple(each for each, may in zip(request.resources, permitted, strict=True) if may)
+    resources, refused = _split_resources(service, call, Operation.DESCRIBE_CONFIGS, request.resources)
     response = await handler(service, replace(request, resources=resources), call)
     assert isinstance(response, DescribeConfigsResponse)
-    added = []
-    for each, may in zip(request.resources, permitted, strict=True):
-        if not may:
-            error, message = _CONFIG_ERRORS[_KINDS.get(each.resource_type, Kind.CLUSTER)]
-            added.append(
-                DescribeConfigsResult(
-                    error_code=error,
-                    error_message=message,
-                    resource_type=each.resource_type,
-                    resource_name=each.resource_name,
-                )
-            )
+    added = [DescribeConfigsResult(**_refusal(each)) for each in refused]
     return replace(response, results=(*response.results, *added))
 
 
 async def alter_configs(
     service: Service, request: AlterConfigsRequest, call: Call, handler: Handler
 ) -> AlterConfigsResponse:
-    permitted = [
-        _may_config(service, call, Operation.ALTER_CONFIGS, each.resource_type, each.resource_name)
-        for each in request.resources
-    ]
-    resources = tuple(each for each, may in zip(request.resources, permitted, strict=True) if may)
+    resources, refused = _split_resources(service, call, Operation.ALTER_CONFIGS, request.resources)
     response = await handler(service, replace(request, resources=resources), call)
     assert isinstance(response, AlterConfigsResponse)
-    added = []
-    for each, may in zip(request.resources, permitted, strict=True):
-        if not may:
-            error, message = _CONFIG_ERRORS[_KINDS.get(each.resource_type, Kind.CLUSTER)]
-            added.append(
-                AlterConfigsResourceResponse(
-                    error_code=error,
-                    error_message=message,
-                    resource_type=each.resource_type,
-                    resource_name=each.resource_name,
-                )
-            )
+    added = [AlterConfigsResourceResponse(**_refusal(each)) for each in refused]
     return replace(response, responses=(*response.responses, *added))
 
 
-def _may_config(service: Service, call: Call, operation: Operation, resource_type: int, name: str) -> bool:
-    kind = _KINDS.get(resource_type, Kind.CLUSTER)
-    return service.may(call, operation, kind, CLUSTER_NAME if kind is Kind.CLUSTER else name)
+def _split_resources(
+    service: Service, call: Call, operation: Operation, resources: Iterable[R]
+) -> tuple[tuple[R, ...], list[R]]:
+    """(permitted, refused) resources of a request about settings, each in its order."""
+    permitted: list[R] = []
+    refused: list[R] = []
+    for each in resources:
+        kind = _KINDS.get(each.resource_type, Kind.CLUSTER)
+        name = CLUSTER_NAME if kind is Kind.CLUSTER else each.resource_name
+        (permitted if service.may(call, operation, kind, name) else refused).append(each)
+    return tuple(permitted), refused
+
+
+def _refusal(resource: _Resource) -> dict[str, Any]:
+    """The fields of the result of a refused resource."""
+    error, message = _CONFIG_ERRORS[_KINDS.get(resource.resource_type, Kind.CLUSTER)]
+    return {
+        "error_code": error,
+        "error_message": message,
+        "resource_type": resource.resource_type,
+        "resource_name": resource.resource_name,
+    }
 
 
 async def delete_records(
