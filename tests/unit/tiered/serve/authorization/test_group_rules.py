@@ -253,6 +253,21 @@ def test_administration_needs_the_topic_or_the_cluster(ask: Any) -> None:
     assert not dirs.requests
 
 
+@pytest.mark.parametrize("api", [Api.ALTER_CONFIGS, Api.INCREMENTAL_ALTER_CONFIGS])
+def test_settings_are_altered_of_permitted_resources_alone(ask: Any, api: Api) -> None:
+    altered = Asked(configs.AlterConfigsResponse())
+    resources = tuple(
+        configs.AlterConfigsResource(resource_type=each, resource_name=name)
+        for each, name in ((2, "orders"), (2, "slow"), (4, "0"))
+    )
+    request = configs.AlterConfigsRequest(resources=resources)
+    found = ask(api, request, altered, ("AlterConfigs", 'topic = "orders"'))
+    assert [each.resources for each in altered.requests] == [resources[:1]]
+    refused = [(each.resource_type, each.resource_name, each.error_code) for each in found.responses]
+    assert refused == [(2, "slow", TOPIC), (4, "0", CLUSTER)]
+    assert all(each.error_message for each in found.responses)
+
+
 @pytest.mark.parametrize("api", OwnApi)
 def test_own_requests_are_for_the_unix_socket(ask: Any, api: OwnApi) -> None:
     handler = Asked("response")
