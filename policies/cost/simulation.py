@@ -333,7 +333,7 @@ class _Readers:
         if reads.is_stream:
             ranges = max(1, ceil(stored / RANGE_BYTES)) + (reads.begins / segments if segments else 0)
         counts.lists += 2 * opened
-        counts.gets += (2 + len(bucket.pages)) * opened + segments * (1 + ranges)
+        counts.gets += (3 + len(bucket.pages)) * opened + segments * (1 + ranges)
         counts.data_gets += segments * ranges
         counts.data_bytes_out += segments * stored
         opened_bytes = (bucket.manifest_bytes + bucket.page_bytes) * opened
