@@ -7,7 +7,8 @@ import shutil
 import loaded_by_kafka as loading
 import pytest
 import written_by_kafka as writing
-from kafka_artifacts import KafkaMissing, find_kafka
+from kafka_artifacts import KafkaMissing, find_kafka, find_kafka_3, find_mirror_maker, find_streams
+from witness_node import witness_node
 
 from local.logdirs.log_dir import LogDirectory
 from local.names import TopicPartition
@@ -19,10 +20,36 @@ NOW_MS = writing.T0 + 3_600_000
 
 @pytest.fixture(scope="session")
 def kafka():
+    return _found(find_kafka)
+
+
+@pytest.fixture(scope="session")
+def kafka_3():
+    return _found(find_kafka_3)
+
+
+@pytest.fixture(scope="session")
+def kafka_streams():
+    return _found(find_streams)
+
+
+@pytest.fixture(scope="session")
+def mirror_maker():
+    return _found(find_mirror_maker)
+
+
+def _found(find):
     try:
-        return find_kafka()
+        return find()
     except KafkaMissing as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory):
+    """A node that Java clients share: a test appends to topics of its own only."""
+    with witness_node(tmp_path_factory.mktemp("witness")) as node:
+        yield node
 
 
 @pytest.fixture(scope="session")

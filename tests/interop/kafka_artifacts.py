@@ -45,6 +45,23 @@ _ARTIFACTS = (
 )
 
 
+# The tools of Kafka 3, which still have the protocol versions of that release as their newest.
+KAFKA_3_VERSION = "3.9.1"
+_KAFKA_3 = (
+    ("org.apache.kafka", f"kafka_{_SCALA_VERSION}", KAFKA_3_VERSION),
+    ("org.apache.kafka", "kafka-tools", KAFKA_3_VERSION),
+    ("org.slf4j", "slf4j-reload4j", "1.7.36"),
+)
+_STREAMS = (("org.apache.kafka", "kafka-streams", KAFKA_VERSION),)
+# Spark 4.3 runs the connector of 4.2: the registry had no newer one. The rest of its dependencies are those of pyspark.
+_SPARK_CONNECTOR_VERSION = "4.2.0"
+_SPARK_CONNECTOR = (
+    ("org.apache.spark", f"spark-sql-kafka-0-10_{_SCALA_VERSION}", _SPARK_CONNECTOR_VERSION),
+    ("org.apache.spark", f"spark-token-provider-kafka-0-10_{_SCALA_VERSION}", _SPARK_CONNECTOR_VERSION),
+    ("org.apache.kafka", "kafka-clients", "3.9.2"),
+    ("org.apache.commons", "commons-pool2", "2.13.1"),
+)
+_MIRROR_MAKER = (("org.apache.kafka", "connect-mirror", KAFKA_VERSION),)
 # Kafka's remote storage manager for tests, in a jar of test classes without dependencies beyond the broker's.
 _TIERED_STORAGE = (("org.apache.kafka", "kafka-storage", KAFKA_VERSION, "test"),)
 
@@ -72,6 +89,28 @@ def find_tiered_kafka() -> Kafka:
     kafka = find_kafka()
     jars = fetch_jars(f"kafka-storage-test-{KAFKA_VERSION}", _TIERED_STORAGE, without=(("*", "*"),))
     return Kafka(java=kafka.java, class_path=f"{kafka.class_path}:{jars}/*")
+
+
+def find_kafka_3() -> Kafka:
+    """The tools of Kafka 3. Raises KafkaMissing."""
+    return Kafka(java=_find_java(), class_path=f"{fetch_jars(f'kafka-{KAFKA_3_VERSION}', _KAFKA_3)}/*")
+
+
+def find_streams() -> Kafka:
+    """Kafka Streams. Raises KafkaMissing."""
+    return Kafka(java=_find_java(), class_path=f"{fetch_jars(f'kafka-streams-{KAFKA_VERSION}', _STREAMS)}/*")
+
+
+def find_mirror_maker() -> Kafka:
+    """MirrorMaker 2, with the logging of the broker. Raises KafkaMissing."""
+    kafka = find_kafka()
+    jars = fetch_jars(f"connect-mirror-{KAFKA_VERSION}", _MIRROR_MAKER)
+    return Kafka(java=kafka.java, class_path=f"{kafka.class_path}:{jars}/*")
+
+
+def find_spark_connector() -> Path:
+    """A directory with the jars that Spark needs for its Kafka connector. Raises KafkaMissing."""
+    return fetch_jars(f"spark-kafka-{_SPARK_CONNECTOR_VERSION}", _SPARK_CONNECTOR, without=(("*", "*"),))
 
 
 def _find_java() -> str:
