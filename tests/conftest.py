@@ -17,6 +17,7 @@ from uuid import uuid4
 import leftover_processes
 import printed_json
 import pytest
+import sent_versions
 from fetched import Missing
 from hypothesis import HealthCheck, settings
 from local_servers import KINDS, RunningServer
@@ -202,6 +203,8 @@ def commands_keep_their_clock():
 
 
 printed_json.watch()
+if sent_versions.VARIABLE in os.environ:
+    sent_versions.watch(Path(os.environ[sent_versions.VARIABLE]))
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,11 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "reference" / "kafka-clients.md"
 # The words by which the module of a test uses a client.
 USED_BY = {
-    "Java": "kafka.java",
+    "Java": r"(kafka\.java|run_java)",
+    "Java 3": "kafka_3",
+    "Kafka Streams": "kafka_streams",
+    "MirrorMaker 2": "mirror_maker",
+    "Spark's connector": "find_spark_connector",
     "librdkafka": "confluent_kafka",
     "kafka-python": r"(\bkafka\.|served_node|by_kafka_python)",
     "aiokafka": r"(aiokafka|served_node)",
