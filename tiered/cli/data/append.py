@@ -72,11 +72,10 @@ def append(
     compression: str | None = option(
         "--compression", "Set the codec of the batches; default: of the topic.", choices=CODECS
     ),
-    acks: str = option(
+    acks: str | None = option(
         "--acks",
-        "Wait until the records are on the disk (local) or in the bucket (remote).",
+        "Wait until the records are on the disk (local) or in the bucket (remote); default: append.acks of the topic.",
         choices=("local", "remote"),
-        default="local",
     ),
     timeout: str | None = option("--timeout TIME", "Limit the time that --acks remote waits; default: 5m."),
     output: str = OUTPUT,
@@ -92,7 +91,8 @@ def append(
     topic, partition = parse_partition(target)
     read = form.reader(partition)
     overrides = {"compression.type": compression} if compression else {}
-    timeout_ms, is_remote = _timeout_ms(timeout, acks), acks == "remote"
+    is_remote = (acks or _acks_of(session, topic)) == "remote"
+    timeout_ms = _timeout_ms(timeout, is_remote=is_remote)
     failure: LogError | None = None
     with open_lines(source) as lines, stop_signals() as stop:
         # Appends that only the disk acknowledges do not wait for an unavailable store.
@@ -131,12 +131,19 @@ def append(
         return stopped_code(stop) if stop.is_set else Exit.DONE
 
 
-def _timeout_ms(text: str | None, acks: str) -> int:
+def _acks_of(session: Session, topic: str) -> str:
+    from tiered.config.config import log_settings
+
+    properties = session.topics().get(topic).properties
+    return log_settings(session.config().topic_properties(topic, properties)).append_acks
+
+
+def _timeout_ms(text: str | None, *, is_remote: bool) -> int:
     from tiered.manager.remote_acks import TIMEOUT_MS
 
     if text is None:
         return TIMEOUT_MS
-    if acks != "remote":
+    if not is_remote:
         raise click.UsageError("--timeout requires --acks remote")
     return duration_ms("--timeout", text, "5m")
 

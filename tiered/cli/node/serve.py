@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -59,10 +59,21 @@ class _Protection:
         "--security FILE", "Protect the Kafka endpoint by TLS, authentication, ACLs and quotas of this file (TOML)."
     )
 
-    def open(self) -> AbstractContextManager[Security | None]:
-        from tiered.serve.endpoint import secured
+    @contextmanager
+    def open(self, host: str | None, listen: str, permission: str, *, is_open: bool) -> Iterator[Security | None]:
+        """The security of an endpoint at `host`, the value of the option `listen`, within the block.
 
-        return secured(self.file, time.monotonic, time.time)
+        Raises InvalidRequest if other machines can reach it without protection, unless `is_open` permits it.
+        """
+        from tiered.serve.endpoint import check_permitted, secured
+
+        with secured(self.file, time.monotonic, time.time) as security:
+            if host is not None:
+                from tiered.web.http.server import is_loopback
+
+                is_permitted = is_open or is_loopback(host)
+                check_permitted(listen, permission, is_permitted=is_permitted, security=security)
+            yield security
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +91,7 @@ class _Address:
         "--without-authentication", "Allow an address that other machines can reach: every client may read."
     )
     peers: str | None = option("--peers HOST:PORT,...", "Share the partitions with these replicas of the bucket.")
+    groups: str | None = option("--groups HOST:PORT", "Name this node as the coordinator of all consumer groups.")
     metrics: str | None = option("--metrics [HOST]:PORT", "Serve /metrics at this address; :9464 is loopback.")
     processes: int = option("--processes N", "Serve with N processes.", type=click.IntRange(1, 64), default=1)
     protection: _Protection = GROUP
@@ -110,23 +122,21 @@ class NodeAddress:
             return
         from tiered.serve.node.endpoint import serving_node
 
-        with self.protection.open() as security:
-            host, port = self._checked_address(security) if self.listen is not None else (None, 0)
-            with serving_node(
+        host, port = None, 0
+        if self.listen is not None:
+            from tiered.web.http.server import parse_address
+
+            host, port = parse_address(self.listen)
+        permission = "--kafka-without-authentication"
+        with (
+            self.protection.open(host, "--kafka", permission, is_open=self.is_open) as security,
+            serving_node(
                 manager, host, port, self.advertised, security, own=own, now_ms=now_ms, metrics=metrics
-            ) as server:
-                if host is not None:
-                    session.say("serving Kafka clients at {}:{}".format(*server.address))
-                yield security
-
-    def _checked_address(self, security: Security | None) -> tuple[str, int]:
-        from tiered.serve.endpoint import check_permitted
-        from tiered.web.http.server import is_loopback, parse_address
-
-        host, port = parse_address(self.listen or "")
-        is_permitted = self.is_open or is_loopback(host)
-        check_permitted("--kafka", "--kafka-without-authentication", is_permitted=is_permitted, security=security)
-        return host, port
+            ) as server,
+        ):
+            if host is not None:
+                session.say("serving Kafka clients at {}:{}".format(*server.address))
+            yield security
 
 
 @command("serve", example="serve --remote s3://my-bucket/logs --port 9092")
@@ -138,8 +148,8 @@ def serve(
 ) -> int:
     """Serve the topics of a bucket to Kafka clients: read-only, until a signal ends it.
 
-    Consumers without a group read with any Kafka client. The process keeps nothing but its cache, and any number of
-    them may serve one bucket. Neither a broker nor a node has to run.
+    Consumers without a group read with any Kafka client; with --groups, groups commit to a node. The process keeps
+    nothing but its cache, and any number of them may serve one bucket. Neither a broker nor a node has to run.
     """
     if address.metrics is not None and address.processes > 1:
         raise click.UsageError("--metrics needs one process: leave out --processes")
@@ -168,9 +178,12 @@ def _serve(session: Session, bucket: _Bucket, address: _Address, refresh_s: floa
 
     advertised = parse_endpoint("--advertise", address.advertised)
     own = advertised or Endpoint(host=address.host, port=address.port)
+    group_node = parse_endpoint("--groups", address.groups)
     with (
         stop_signals(reloads=True) as stop,
-        _checked(address) as security,
+        address.protection.open(
+            address.host, "--host", "--without-authentication", is_open=address.is_open
+        ) as security,
         bucket.open(worker) as remote,
         closing(BucketSource(remote, time.monotonic, refresh_s=refresh_s)) as source,
         joined(own, address.peers, has_tls=security is not None and security.context is not None) as peers,
@@ -179,7 +192,13 @@ def _serve(session: Session, bucket: _Bucket, address: _Address, refresh_s: floa
         broker_id = BROKER_ID if peers is None else peers.own.broker_id
         configs = BucketConfigs(source)
         service = Service(
-            source=source, prompt=source, configs=configs, peers=peers, broker_id=broker_id, security=security
+            source=source,
+            prompt=source,
+            configs=configs,
+            group_node=group_node,
+            peers=peers,
+            broker_id=broker_id,
+            security=security,
         )
         with (
             _metrics(session, address.metrics, service),
@@ -193,18 +212,6 @@ def _serve(session: Session, bucket: _Bucket, address: _Address, refresh_s: floa
                 if stop.take_reload() and security is not None:
                     security.reload()
     return Exit.DONE
-
-
-@contextmanager
-def _checked(address: _Address) -> Iterator[Security | None]:
-    """The security of the address. Raises InvalidRequest if other machines can reach it without protection."""
-    from tiered.serve.endpoint import check_permitted
-    from tiered.web.http.server import is_loopback
-
-    with address.protection.open() as security:
-        is_permitted = address.is_open or is_loopback(address.host)
-        check_permitted("--host", "--without-authentication", is_permitted=is_permitted, security=security)
-        yield security
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from local.errors import InvalidRequest, LogError
-from tiered.serve.commands.operation_jobs import failure_of
+from tiered.serve.commands.operation_jobs import Job, Jobs, failure_of
 from tiered.serve.handlers.service import Call, Service
 from tiered.serve.messages.operations import (
     DECODE_AWAIT,
@@ -28,9 +28,10 @@ async def start_operation(service: Service, request: OperationRequest, call: Cal
     assert service.operations is not None, "the API is offered only with this part"
     try:
         start = _decoded(DECODE_START, request)
-        return _response(service.operations.start(start.operation, bytes(start.parameters)).state())
+        job = service.operations.start(start.operation, bytes(start.parameters))
     except LogError as error:
         return _failed(error)
+    return _sent(service.operations, job, messages_seen=0)
 
 
 async def await_operation(service: Service, request: OperationRequest, call: Call) -> OperationResponse:
@@ -53,9 +54,14 @@ async def await_operation(service: Service, request: OperationRequest, call: Cal
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(max(wanted.wait_ms, 0) / 1000, WAIT_S_MAX)):
                     await news.wait()
-    state = job.state(max(wanted.messages_seen, 0))
+    return _sent(service.operations, job, max(wanted.messages_seen, 0))
+
+
+def _sent(jobs: Jobs, job: Job, messages_seen: int) -> OperationResponse:
+    """The state of a job, which the client asks no further if the state is its outcome."""
+    state = job.state(messages_seen)
     if state.is_done:
-        service.operations.forget(job)
+        jobs.forget(job)
     return _response(state)
 
 

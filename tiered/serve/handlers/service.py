@@ -48,6 +48,21 @@ FLUSHES_AT_ONCE = 8
 TRANSACTION_CALLS_AT_ONCE = 8
 TRANSACTION_TICK_S = 1.0
 T = TypeVar("T")
+GROUP_APIS = frozenset(  # of the classic protocol
+    (
+        Api.OFFSET_COMMIT,
+        Api.OFFSET_FETCH,
+        Api.FIND_COORDINATOR,
+        Api.JOIN_GROUP,
+        Api.HEARTBEAT,
+        Api.LEAVE_GROUP,
+        Api.SYNC_GROUP,
+        Api.DESCRIBE_GROUPS,
+        Api.LIST_GROUPS,
+        Api.DELETE_GROUPS,
+        Api.OFFSET_DELETE,
+    )
+)
 # The part of `Service` that answers an API. The other APIs need its source only.
 PART_OF: Mapping[int, str] = MappingProxyType(
     dict[int, str]()
@@ -68,24 +83,7 @@ PART_OF: Mapping[int, str] = MappingProxyType(
         "admin",
     )
     | dict.fromkeys((Api.DESCRIBE_CONFIGS,), "configs")
-    | dict.fromkeys(
-        (
-            Api.OFFSET_COMMIT,
-            Api.OFFSET_FETCH,
-            Api.FIND_COORDINATOR,
-            Api.JOIN_GROUP,
-            Api.HEARTBEAT,
-            Api.LEAVE_GROUP,
-            Api.SYNC_GROUP,
-            Api.DESCRIBE_GROUPS,
-            Api.LIST_GROUPS,
-            Api.DELETE_GROUPS,
-            Api.OFFSET_DELETE,
-            Api.CONSUMER_GROUP_HEARTBEAT,
-            Api.CONSUMER_GROUP_DESCRIBE,
-        ),
-        "groups",
-    )
+    | dict.fromkeys((*GROUP_APIS, Api.CONSUMER_GROUP_HEARTBEAT, Api.CONSUMER_GROUP_DESCRIBE), "groups")
     | dict.fromkeys(
         (
             Api.ADD_PARTITIONS_TO_TXN,
@@ -176,6 +174,7 @@ class Service:
     admin: Admin | None = None
     configs: Configs | None = None
     groups: GroupCoordinator | None = None
+    group_node: Endpoint | None = None  # that coordinates all groups in place of this server (`other_coordinator`)
     transactions: TransactionCoordinator | None = None
     security: Security | None = None
     operations: Jobs | None = None  # on the Unix socket of a node only
@@ -223,7 +222,7 @@ class Service:
 
     def _offers(self, key: int) -> bool:
         part = PART_OF.get(key)
-        return part is None or getattr(self, part) is not None
+        return part is None or getattr(self, part) is not None or (self.group_node is not None and key in GROUP_APIS)
 
     def close(self) -> None:
         """End idle threads of the pools."""

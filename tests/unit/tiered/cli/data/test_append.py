@@ -88,6 +88,22 @@ def test_other_input_is_appended_while_an_earlier_one_waits_for_the_bucket(
     assert len(values(capfd)) == 181
 
 
+@pytest.mark.parametrize(("words", "is_remote"), [([], True), (["--acks", "local"], False)])
+def test_append_waits_as_the_topic_says_unless_the_command_says_otherwise(
+    home: Path, capfd: pytest.CaptureFixture[str], words: list[str], *, is_remote: bool
+) -> None:
+    assert invoke(["-q", "topic", "create", "archive", "-X", "append.acks=remote"]) == 0
+    capfd.readouterr()
+    assert invoke(["append", "archive", "lines", *words]) == 0
+    assert ("in the bucket: archive/0 up to" in capfd.readouterr().err) is is_remote
+    assert invoke(["append", "archive", "lines", *words, "--timeout", "1m"]) == (0 if is_remote else 2)
+
+
+def test_append_to_a_missing_topic_names_it(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["append", "nope", "lines"]) == 1
+    assert "nope" in capfd.readouterr().err
+
+
 def _raise_unavailable(*args: object, **more: object) -> None:
     raise Unavailable("the bucket is away", store="file://")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import msgspec
 import pytest
+from fake_source import FakeSource
 
 from local.errors import (
     AlreadyExists,
@@ -32,7 +34,9 @@ from tiered.serve.commands.operation_jobs import (
     error_of,
     failure_of,
 )
-from tiered.serve.messages.operations import DECODE_STATE, Failure, State
+from tiered.serve.handlers.operations import start_operation
+from tiered.serve.handlers.service import Call, Service
+from tiered.serve.messages.operations import DECODE_STATE, Failure, OperationRequest, Start, State
 
 LIMIT_S = 60.0
 
@@ -219,3 +223,25 @@ def test_an_error_is_the_same_after_its_way_as_json(error: LogError) -> None:
 def test_an_error_class_that_this_process_does_not_know_is_an_error_all_the_same() -> None:
     found = error_of(Failure(kind="NewInTheNextVersion", attempt="it failed", code="new", facts={"a": 1}))
     assert (type(found), str(found), found.code) == (LogError, "it failed: a=1", None)
+
+
+class Prompt(Jobs):
+    """Jobs whose operations are done when they were started."""
+
+    def start(self, operation: str, parameters: bytes) -> Job:
+        job = super().start(operation, parameters)
+        done(job)
+        return job
+
+
+def test_an_outcome_that_was_sent_with_the_first_response_is_forgotten() -> None:
+    """Otherwise the end of the node waits for a client that asks no further."""
+    jobs = Prompt(lambda operation, parameters, work: parameters, lambda: 7)
+    service = Service(source=FakeSource(), operations=jobs)
+    request = OperationRequest(body=msgspec.json.encode(Start(operation="compact", parameters=msgspec.Raw(b"{}"))))
+    response = asyncio.run(start_operation(service, request, Call(version=0, endpoint=("127.0.0.1", 9092))))
+    assert response is not None
+    state = DECODE_STATE.decode(response.body)
+    assert state.is_done
+    with pytest.raises(NotFound, match="does not know the operation"):
+        jobs.find(state.job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -42,22 +43,33 @@ _TIME = re.compile(r'("\w*_ms": )\d+')
 _DURATION = re.compile(r" *\b\d+ms\b")
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with topics and records that each test copies."""
+    home = tmp_path_factory.mktemp("prepared")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        Path("lines").write_text("".join(f"k{at % 7}:value {at}\n" for at in range(60)))
+        assert invoke(["-q", "init"]) == 0
+        Path("more").mkdir()
+        text = Path("tiered.toml").read_text()
+        assert 'dir = "data"' in text
+        Path("tiered.toml").write_text(text.replace('dir = "data"', 'dirs = ["data", "more"]'))
+        for words in SETUP:
+            assert invoke(["-q", *words.split()]) == 0
+    return home
+
+
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return made(tmp_path / "home", monkeypatch)
+def home(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return made(prepared, tmp_path / "home", monkeypatch)
 
 
-def made(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    home.mkdir()
+def made(prepared: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(prepared, home)
+    settings = home / "tiered.toml"
+    settings.write_text(settings.read_text().replace(str(prepared), str(home)))
     monkeypatch.chdir(home)
-    Path("lines").write_text("".join(f"k{at % 7}:value {at}\n" for at in range(60)))
-    assert invoke(["-q", "init"]) == 0
-    Path("more").mkdir()
-    text = Path("tiered.toml").read_text()
-    assert 'dir = "data"' in text
-    Path("tiered.toml").write_text(text.replace('dir = "data"', 'dirs = ["data", "more"]'))
-    for words in SETUP:
-        assert invoke(["-q", *words.split()]) == 0
     return home
 
 
@@ -140,23 +152,23 @@ COMMANDS = (
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_prints_the_same_with_and_without_a_running_node(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    command: str, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     alone, beside = tmp_path / "alone", tmp_path / "beside"
-    made(alone, monkeypatch)
+    made(prepared, alone, monkeypatch)
     expected = answer(alone, command, capfd)
-    made(beside, monkeypatch)
+    made(prepared, beside, monkeypatch)
     with running(beside):
         assert answer(beside, command, capfd) == expected
 
 
 @pytest.mark.parametrize("command", ["append other lines -K :", "append other lines --batch 7", "append timed lines"])
 def test_an_append_has_the_same_effect_with_and_without_a_running_node(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    command: str, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     found = []
     for name in ("alone", "beside"):
-        home = made(tmp_path / name, monkeypatch)
+        home = made(prepared, tmp_path / name, monkeypatch)
         with running(home) if name == "beside" else nullcontext():
             assert invoke(command.split()) == 0
         capfd.readouterr()
@@ -434,8 +446,10 @@ def test_a_command_refuses_a_socket_of_another_user(home: Path, monkeypatch: pyt
         assert invoke(["topic", "create", "new"]) == 0
 
 
-def test_a_directory_with_a_long_path_has_a_socket_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = made(tmp_path / ("d" * 120), monkeypatch)
+def test_a_directory_with_a_long_path_has_a_socket_too(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = made(prepared, tmp_path / ("d" * 120), monkeypatch)
     with running(home) as manager:
         assert invoke(["topic", "create", "new"]) == 0
         assert manager.topics.get("new").partition_count == 1

@@ -41,9 +41,9 @@ def test_a_password_is_checked_with_one_derivation(
         derived.append(given[1:3])
         return derive(*given)  # type: ignore[arg-type]
 
-    derive = module.derive
+    users, derive = credentials(), module.derive
     monkeypatch.setattr(module, "derive", counted)
-    assert credentials().check_password(user, password) is is_valid
+    assert users.check_password(user, password) is is_valid
     assert len(derived) == 1
 
 
