@@ -13,7 +13,9 @@ from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
 
 sys.path.insert(0, str(Path(__file__).parent))
+import test_commit_protocol
 from protocol_world import PREFIX, Writer, check, entries_of
+from run_profile import PAGED_CALL_STRIDE
 from test_commit_protocol import (
     flow_copy,
     test_a_second_writer_between_any_two_calls_fences_the_first,  # noqa: F401
@@ -26,6 +28,7 @@ from test_commit_protocol import (
 def hardly_a_row(monkeypatch):
     rule = PageRule(manifest_bytes_max=1, page_rows_max=1, page_rows_min=1, kept_entries_min=1)
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
+    monkeypatch.setattr(test_commit_protocol, "CALL_STRIDE", PAGED_CALL_STRIDE)
 
 
 def test_a_page_is_written_before_its_manifest_and_deleted_as_a_pending_delete():

@@ -15,7 +15,7 @@ import pytest
 import test_ingest_faults
 from bucket_truth import assert_sound
 from fault_store import Fault, FaultStore, Killed
-from run_profile import each_call
+from run_profile import each_call, one_of_each
 from test_bucket_compaction_faults import SETTINGS, Scene
 from test_recompaction_faults import HOUR, check, check_bucket_alone
 
@@ -87,7 +87,7 @@ def raced(job: Job, at: int, fault: Fault, *, behind: bool) -> None:
     check(scene.disk, scene.store, scene.story)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.value)
+@pytest.mark.parametrize("fault", one_of_each(2, FAULTS), ids=lambda fault: fault.value)
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.__name__)
 def test_a_failing_effect_during_a_managers_commit_loses_and_revives_nothing(job: Job, fault: Fault) -> None:
     found = effects(job)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from run_profile import one_of_each
 
 from local.errors import (
     AccessDenied,
@@ -240,7 +241,7 @@ def test_missing_library_error_names_the_package_to_install(module: str) -> None
     assert "pip install 'tiered[s3]'" in done.stderr
 
 
-@pytest.mark.parametrize("module", ["starlette", "uvicorn", "h11", "anyio", "jinja2"])
+@pytest.mark.parametrize("module", one_of_each(3, ["starlette", "uvicorn", "h11", "anyio", "jinja2"]))
 def test_commands_work_without_the_web_server_and_web_names_the_package(tmp_path: Path, module: str) -> None:
     words = [["-q", "init"], ["-q", "status"], ["run", "--once"], ["web", "--listen", ":0"]]
     code = (

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from disk_model import ModelDisk
 from manager_world import COMPACTED, NAME, NOW, TIERED, World
+from run_profile import one_of_each
 
 from local.format.record import Record
 from local.records.record_columns import of_arrow
@@ -109,7 +110,7 @@ def _check(store: ObjectStore, topic: str = "t") -> None:
     assert [(each.offset, each.key) for each in records] == [(at, b"k%d" % at) for at in range(SEGMENTS)]
 
 
-@pytest.mark.parametrize("path", sorted(COPYING))
+@pytest.mark.parametrize("path", one_of_each(3, sorted(COPYING)))
 def test_backlog_of_several_commits_is_copied_completely(path: str) -> None:
     world, (properties, copy) = World(), COPYING[path]
     with _backlog(world, properties) as manager:
