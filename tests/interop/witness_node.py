@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kafka_artifacts import Kafka
-from manager_world import HOUR, NOW, send, settle
+from manager_world import COMPACTED, HOUR, NOW, TIERED, send, settle
 from served_bucket import TOPICS, fill, serving
 
 from local.format.record import StoredRecord
@@ -21,6 +21,8 @@ from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog
 from tiered.serve.node.endpoint import serving_node
 
+# Two more topics, for clients that do not read transactions or null values of headers.
+SIMPLE = {"simple": TIERED, "simple-newest": {**COMPACTED, "min.compaction.lag.ms": "0"}}
 _DEFAULTS = {
     "index.interval.bytes": "200",
     "append.batch.bytes": "300",
@@ -66,17 +68,20 @@ class Node:
 
 @contextmanager
 def witness_node(home: Path) -> Iterator[Node]:
-    """`TOPICS` with all their first records in the bucket only, and sixty newer records in the local tier only."""
+    """`TOPICS` and `SIMPLE`: all older records are in the bucket only, sixty newer ones in the local tier only."""
     (home / "bucket").mkdir(parents=True)
     config = home / "tiered.toml"
     lines = [f'[local]\ndir = "{home}/node"', f'[remote]\nurl = "file://{home}/bucket"', "[defaults]"]
     lines += [f'"{name}" = "{value}"' for name, value in _DEFAULTS.items()]
-    lines += [f'[topics."{topic}"]\n"segment.bytes" = 2000' for topic in TOPICS]
+    lines += [f'[topics."{topic}"]\n"segment.bytes" = 2000' for topic in (*TOPICS, *SIMPLE)]
     config.write_text("\n".join(lines))
     with LogManager.open(Config.load(str(config), {}, {}), now_ms=NOW) as manager:
         fill(manager)
+        for topic, settings in SIMPLE.items():
+            manager.topics.create(topic, 1, settings, now_ms=NOW)
+            send(manager, 300, topic=topic)
         settle(manager, NOW + HOUR)
-        for topic in TOPICS:
+        for topic in (*TOPICS, *SIMPLE):
             send(manager, 60, topic=topic, start=1000)
         with (
             serving_node(manager, "127.0.0.1", 0, now_ms=clock_ms) as server,

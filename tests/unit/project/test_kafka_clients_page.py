@@ -19,6 +19,8 @@ USED_BY = {
     "Kafka Streams": "kafka_streams",
     "MirrorMaker 2": "mirror_maker",
     "Spark's connector": "find_spark_connector",
+    "franz-go": "franz_go",
+    "rskafka": "rskafka",
     "librdkafka": "confluent_kafka",
     "kafka-python": r"(\bkafka\.|served_node|by_kafka_python)",
     "aiokafka": r"(aiokafka|served_node)",
