@@ -312,7 +312,6 @@ def _comparable_fields(value: Mapping[str, Any]) -> Any:
         "log_dir",
         "total_bytes",
         "usable_bytes",
-        "topic_authorized_operations",
     }
     found = {name: _comparable(each) for name, each in value.items() if name not in skipped}
     if found.get("topic_id") is not None:

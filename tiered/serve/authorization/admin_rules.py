@@ -34,6 +34,8 @@ from tiered.serve.messages.reassignments import (
     AlterPartitionReassignmentsResponse,
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
+    ReassignablePartitionResponse,
+    ReassignableTopicResponse,
 )
 from tiered.serve.messages.topics import (
     CreatableTopicResult,
@@ -85,7 +87,7 @@ async def create_topics(
     shown = [
         each
         if service.may(call, Operation.DESCRIBE_CONFIGS, Kind.TOPIC, each.name, logs=False)
-        else replace(each, configs=None, num_partitions=-1, replication_factor=-1)
+        else replace(each, configs=(), num_partitions=-1, replication_factor=-1)
         for each in response.topics
     ]
     added = [CreatableTopicResult(name=each.name, error_code=DENIED, error_message=DENIED_MESSAGE) for each in refused]
@@ -95,13 +97,19 @@ async def create_topics(
 async def delete_topics(
     service: Service, request: DeleteTopicsRequest, call: Call, handler: Handler
 ) -> DeleteTopicsResponse:
-    """DELETE of the cluster or of each topic. The refusal of an id names the topic only with DESCRIBE."""
+    """DELETE of the cluster or of each topic.
+
+    The refusal of an id names the topic only with DESCRIBE, and a caller with DESCRIBE learns that there is no topic.
+    """
     if may_cluster(service, call, Operation.DELETE, logs=False):
         response = await handler(service, request, call)
         assert isinstance(response, DeleteTopicsResponse)
         return response
-    if any(each.name is None for each in request.topics):
-        await service.topics()  # the names of ids
+    known = await service.topics()  # and the names of ids
+
+    def is_known_missing(name: str) -> bool:
+        return name not in known and service.may(call, Operation.DESCRIBE, Kind.TOPIC, name, logs=False)
+
     topics: list[DeleteTopicState] = []
     refused: list[DeletableTopicResult] = []
     for each in request.topics:
@@ -112,16 +120,20 @@ async def delete_topics(
             topics.append(each)
             continue
         shows_name = each.name is not None or service.may(call, Operation.DESCRIBE, Kind.TOPIC, named, logs=False)
-        refused.append(_not_deleted(named if shows_name else None, each))
+        error = Error.UNKNOWN_TOPIC_OR_PARTITION if is_known_missing(named) else DENIED
+        refused.append(_not_deleted(named if shows_name else None, each, error))
     names, others = split(service, call, Operation.DELETE, Kind.TOPIC, request.topic_names, str)
-    refused += [_not_deleted(name, DeleteTopicState()) for name in others]
+    for name in others:
+        error = Error.UNKNOWN_TOPIC_OR_PARTITION if is_known_missing(name) else DENIED
+        refused.append(_not_deleted(name, DeleteTopicState(), error))
     response = await handler(service, replace(request, topics=tuple(topics), topic_names=names), call)
     assert isinstance(response, DeleteTopicsResponse)
     return replace(response, responses=(*response.responses, *refused))
 
 
-def _not_deleted(name: str | None, topic: DeleteTopicState) -> DeletableTopicResult:
-    return DeletableTopicResult(name=name, topic_id=topic.topic_id, error_code=DENIED, error_message=DENIED_MESSAGE)
+def _not_deleted(name: str | None, topic: DeleteTopicState, error: Error) -> DeletableTopicResult:
+    message = DENIED_MESSAGE if error is DENIED else "This server does not host this topic-partition."
+    return DeletableTopicResult(name=name, topic_id=topic.topic_id, error_code=error, error_message=message)
 
 
 async def create_partitions(
@@ -263,7 +275,20 @@ async def alter_partition_reassignments(
     service: Service, request: AlterPartitionReassignmentsRequest, call: Call, handler: Handler
 ) -> AlterPartitionReassignmentsResponse:
     if not may_cluster(service, call, Operation.ALTER):
-        return AlterPartitionReassignmentsResponse(error_code=_CLUSTER_DENIED, error_message=_CLUSTER_MESSAGE)
+        refusal: dict[str, Any] = {"error_code": _CLUSTER_DENIED, "error_message": _CLUSTER_MESSAGE}
+        return AlterPartitionReassignmentsResponse(
+            **refusal,
+            responses=tuple(
+                ReassignableTopicResponse(
+                    name=topic.name,
+                    partitions=tuple(
+                        ReassignablePartitionResponse(partition_index=each.partition_index, **refusal)
+                        for each in topic.partitions
+                    ),
+                )
+                for topic in request.topics
+            ),
+        )
     response = await handler(service, request, call)
     assert isinstance(response, AlterPartitionReassignmentsResponse)
     return response

@@ -54,6 +54,7 @@ _KINDS: Mapping[int, tuple[Kind, Error]] = {
     1: (Kind.TRANSACTIONAL_ID, Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
 }
 _LISTS_SINCE = 4  # FindCoordinator: versions with several keys
+_GROUP_ERROR_SINCE = 2  # OffsetFetch: versions with an error of the group
 
 
 async def find_coordinator(
@@ -218,8 +219,10 @@ async def _offset_fetch_of_one(
     service: Service, request: OffsetFetchRequest, call: Call, handler: Handler
 ) -> OffsetFetchResponse:
     if not service.may(call, Operation.DESCRIBE, Kind.GROUP, request.group_id):
+        if call.version >= _GROUP_ERROR_SINCE:
+            return OffsetFetchResponse(error_code=_DENIED_GROUP)
         topics = tuple(_unfetched(each, _DENIED_GROUP) for each in request.topics or ())
-        return OffsetFetchResponse(error_code=_DENIED_GROUP, topics=topics)
+        return OffsetFetchResponse(topics=topics)
     asked = request.topics
     if asked is not None:
         topics_permitted = tuple(each for each in asked if _may_topic(service, call, Operation.DESCRIBE, each))

@@ -37,8 +37,10 @@ from tiered.serve.record_source import INTERNAL_TOPICS, Leader, ServedTopic
 from tiered.serve.transactions.transaction import VERSION_2
 
 # Bits of kafka's `AclOperation`
-TOPIC_OPERATIONS = 1 << 3 | 1 << 8  # READ, DESCRIBE
-_CLUSTER_OPERATIONS = 1 << 8
+# The bits of `Operation` that a topic and the cluster offer. Source: kafka `AclEntry.supportedOperations`.
+_TOPIC_OPERATIONS = sum(1 << each for each in (3, 4, 5, 6, 7, 8, 10, 11))
+_CLUSTER_OPERATIONS = sum(1 << each for each in (5, 7, 8, 9, 10, 11, 12))
+_READ, _DESCRIBE = 1 << 3, 1 << 8  # what a bucket offers
 _BROKERS = 1  # the endpoint type
 _NO_LEADER = -1
 _UNKNOWN = Leader()
@@ -73,7 +75,7 @@ async def metadata(service: Service, request: MetadataRequest, call: Call) -> Me
             failure = error_of(error, "all")
     # A repeated topic has one description, as in Kafka: it would multiply the response.
     requested = {each.topic_id if each.name is None else each.name: each for each in request.topics or ()}.values()
-    operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NO_OPERATIONS
+    operations = topic_operations(service) if request.include_topic_authorized_operations else NO_OPERATIONS
     if wants_all:
         topics = [described_topic(service, topic, operations) for topic in known.values()]
     elif failure is not Error.NONE:
@@ -89,7 +91,7 @@ async def metadata(service: Service, request: MetadataRequest, call: Call) -> Me
         controller_id=service.broker_id,
         topics=tuple(topics),
         cluster_authorized_operations=(
-            _CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NO_OPERATIONS
+            _cluster_operations(service) if request.include_cluster_authorized_operations else NO_OPERATIONS
         ),
         error_code=failure,
     )
@@ -109,9 +111,18 @@ async def describe_cluster(service: Service, request: DescribeClusterRequest, ca
             for each in _brokers(service, call)
         ),
         cluster_authorized_operations=(
-            _CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NO_OPERATIONS
+            _cluster_operations(service) if request.include_cluster_authorized_operations else NO_OPERATIONS
         ),
     )
+
+
+def topic_operations(service: Service) -> int:
+    """The operations that topics have here, as bits."""
+    return _READ | _DESCRIBE if service.admin is None else _TOPIC_OPERATIONS
+
+
+def _cluster_operations(service: Service) -> int:
+    return _DESCRIBE if service.admin is None else _CLUSTER_OPERATIONS
 
 
 def _brokers(service: Service, call: Call) -> Sequence[Member]:
@@ -129,7 +140,9 @@ def _named(
     topic = known.get(name) if name is not None else None
     if topic is not None:
         return described_topic(service, topic, operations)
-    return _failed(requested, Error.UNKNOWN_TOPIC_ID if requested.name is None else missing_topic(requested.name))
+    if requested.name is None:
+        return _failed(requested, Error.UNKNOWN_TOPIC_ID)
+    return replace(_failed(requested, missing_topic(requested.name)), topic_authorized_operations=operations)
 
 
 def missing_topic(name: str) -> Error:

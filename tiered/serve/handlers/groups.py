@@ -161,6 +161,6 @@ def _described(service: Service, name: str, version: int, operations: int) -> De
             group_state="Dead",
             error_code=Error.GROUP_ID_NOT_FOUND if is_known else Error.NONE,
             error_message=f"Group {name} not found." if is_known else None,
-            authorized_operations=operations,
+            authorized_operations=NO_OPERATIONS if is_known else operations,
         )
     return replace(found, authorized_operations=operations)

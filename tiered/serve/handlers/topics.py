@@ -18,7 +18,7 @@ from uuid import UUID
 from local.errors import LogError
 from tiered.serve.admin import Admin, CreatedTopic, NewTopic, Refused
 from tiered.serve.handlers.changes import admin_of, failure_of, name_failure, run_changes
-from tiered.serve.handlers.cluster import TOPIC_OPERATIONS, described_topic, missing_topic
+from tiered.serve.handlers.cluster import described_topic, missing_topic, topic_operations
 from tiered.serve.handlers.service import Call, Service, error_of
 from tiered.serve.messages.base import Error
 from tiered.serve.messages.cluster import MetadataResponsePartition, MetadataResponseTopic
@@ -310,12 +310,16 @@ def _described(
     service: Service, known: Mapping[str, ServedTopic], name: str, start: int, room: int
 ) -> tuple[DescribeTopicPartitionsResponseTopic, int | None]:
     """The topic with at most `room` partitions from number `start` on, and the number of the next one."""
-    topic = known.get(name)
+    topic, operations = known.get(name), topic_operations(service)
     if topic is None:
-        return DescribeTopicPartitionsResponseTopic(name=name, error_code=missing_topic(name)), None
+        error = missing_topic(name)
+        missing = DescribeTopicPartitionsResponseTopic(
+            name=name, error_code=error, topic_authorized_operations=operations
+        )
+        return missing, None
     numbers = [each for each in topic.partitions if each >= start]
     part = replace(topic, partitions=tuple(numbers[:room]))
-    return _response(described_topic(service, part, TOPIC_OPERATIONS)), numbers[room] if len(numbers) > room else None
+    return _response(described_topic(service, part, operations)), numbers[room] if len(numbers) > room else None
 
 
 def _response(topic: MetadataResponseTopic) -> DescribeTopicPartitionsResponseTopic:

@@ -14,7 +14,16 @@ from kafka_security import Clock
 from local.errors import InvalidRequest
 from tiered.serve.authorization.rules import RULES
 from tiered.serve.handlers.service import Service
-from tiered.serve.messages import configs, group_offsets, groups, log_dirs, produce, topics, transactions
+from tiered.serve.messages import (
+    configs,
+    group_offsets,
+    groups,
+    log_dirs,
+    produce,
+    reassignments,
+    topics,
+    transactions,
+)
 from tiered.serve.messages.base import Api, Error, OwnApi
 from tiered.serve.read_pool import ReadPool
 from tiered.serve.security.principals import LOCAL, Principal
@@ -176,6 +185,44 @@ def test_fetched_offsets_lack_topics_without_describe(ask: Any) -> None:
         ("g", Error.NONE, ["orders"]),
         ("x", GROUP, []),
     ]
+
+
+@pytest.mark.parametrize(("version", "error", "partitions"), [(1, Error.NONE, [GROUP]), (2, GROUP, []), (7, GROUP, [])])
+def test_a_refused_group_has_its_error_in_the_field_of_the_version(
+    ask: Any, version: int, error: Error, partitions: list[Error]
+) -> None:
+    topic = group_offsets.OffsetFetchRequestTopic(name="orders", partition_indexes=(0,))
+    request = group_offsets.OffsetFetchRequest(group_id="g", topics=(topic,))
+    handler = Asked(group_offsets.OffsetFetchResponse())
+    found = ask(Api.OFFSET_FETCH, request, handler, call=replace(ALICE, version=version))
+    assert found.error_code == error
+    assert [each.error_code for topic in found.topics for each in topic.partitions] == partitions
+
+
+def test_a_missing_topic_is_unknown_to_a_caller_with_describe(ask: Any) -> None:
+    """The handler gets neither: it must not delete a topic that is created in between."""
+    wanted = tuple(topics.DeleteTopicState(name=each) for each in ("orders", "none"))
+    handler = Asked(topics.DeleteTopicsResponse())
+    request = topics.DeleteTopicsRequest(topics=wanted, timeout_ms=1)
+    found = ask(Api.DELETE_TOPICS, request, handler, ("Describe", 'topic = "*"'))
+    errors = [(each.name, each.error_code) for each in found.responses]
+    assert errors == [("orders", TOPIC), ("none", Error.UNKNOWN_TOPIC_OR_PARTITION)]
+    found = ask(Api.DELETE_TOPICS, request, handler)
+    assert [each.error_code for each in found.responses] == [TOPIC, TOPIC]
+    assert all(each.topics == () for each in handler.requests)
+
+
+def test_a_refused_reassignment_has_the_error_of_each_partition(ask: Any) -> None:
+    partition = reassignments.ReassignablePartition(partition_index=3, replicas=None)
+    topic = reassignments.ReassignableTopic(name="orders", partitions=(partition,))
+    request = reassignments.AlterPartitionReassignmentsRequest(topics=(topic,))
+    found = ask(Api.ALTER_PARTITION_REASSIGNMENTS, request, Asked(None))
+    (refused,) = found.responses
+    assert (found.error_code, refused.partitions[0].partition_index, refused.partitions[0].error_code) == (
+        CLUSTER,
+        3,
+        CLUSTER,
+    )
 
 
 def batch(attributes: int) -> memoryview:

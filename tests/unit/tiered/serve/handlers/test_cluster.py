@@ -8,6 +8,7 @@ from dataclasses import replace
 from uuid import UUID
 
 import pytest
+from fake_admin import FakeAdmin
 from fake_source import IDS, SLOW, FakeSource, run
 
 from local.errors import Unavailable
@@ -91,6 +92,27 @@ def test_operations_are_stated_only_on_request() -> None:
     )
     assert found.topics[0].topic_authorized_operations == 1 << 3 | 1 << 8
     assert found.cluster_authorized_operations == 1 << 8
+
+
+def test_topics_of_a_node_offer_every_operation_and_missing_topics_too() -> None:
+    request = MetadataRequest(
+        topics=tuple(MetadataRequestTopic(name=each) for each in ("orders", "nope")),
+        include_topic_authorized_operations=True,
+        include_cluster_authorized_operations=True,
+    )
+
+    async def asked() -> MetadataResponse:
+        source = FakeAdmin(orders=1)
+        service = Service(source=source, admin=source)
+        try:
+            return await metadata(service, request, HERE)
+        finally:
+            service.close()
+
+    found = asyncio.run(asked())
+    # READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS; and those of a cluster
+    assert [each.topic_authorized_operations for each in found.topics] == [0b1101_1111_1000] * 2
+    assert found.cluster_authorized_operations == 0b1_1111_1010_0000
 
 
 def test_an_unavailable_bucket_is_an_error_and_not_an_empty_cluster() -> None:
