@@ -32,6 +32,7 @@ from tiered.serve.codec import Cursor, Frame, is_flexible, reader_of, writer_of
 from tiered.serve.messages import (
     cluster,
     configs,
+    consumer_groups,
     fetch,
     group_offsets,
     groups,
@@ -59,6 +60,7 @@ SERVED: Mapping[int, Versions] = MappingProxyType(
         **reassignments.APIS,
         **transactions.APIS,
         **groups.APIS,
+        **consumer_groups.APIS,
         **group_offsets.APIS,
         **sasl.APIS,
     }

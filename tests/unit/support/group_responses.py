@@ -5,6 +5,16 @@ from __future__ import annotations
 from uuid import UUID
 
 from tiered.serve.messages.base import Api, Error
+from tiered.serve.messages.consumer_groups import (
+    Assignment,
+    ConsumerGroupDescribeResponse,
+    ConsumerGroupHeartbeatResponse,
+    DescribedAssignment,
+    DescribedConsumer,
+    DescribedConsumerGroup,
+    DescribedTopicPartitions,
+    TopicPartitions,
+)
 from tiered.serve.messages.group_offsets import (
     OffsetCommitResponse,
     OffsetCommitResponsePartition,
@@ -35,6 +45,9 @@ from tiered.serve.messages.groups import (
     SyncGroupResponse,
 )
 
+_ASSIGNED = DescribedAssignment(
+    topic_partitions=(DescribedTopicPartitions(topic_id=UUID(int=7), topic_name="orders", partitions=(1, 2)),)
+)
 _FETCHED = OffsetFetchResponseTopic(
     name="orders",
     topic_id=UUID(int=7),
@@ -98,6 +111,40 @@ GROUP_RESPONSES: dict[Api, object] = {
     ),
     Api.DELETE_GROUPS: DeleteGroupsResponse(
         results=(DeletableGroupResult(group_id="g", error_code=Error.NON_EMPTY_GROUP),)
+    ),
+    Api.CONSUMER_GROUP_HEARTBEAT: ConsumerGroupHeartbeatResponse(
+        error_message="why",
+        member_id="one",
+        member_epoch=7,
+        heartbeat_interval_ms=5000,
+        assignment=Assignment(topic_partitions=(TopicPartitions(topic_id=UUID(int=7), partitions=(1, 2)),)),
+    ),
+    Api.CONSUMER_GROUP_DESCRIBE: ConsumerGroupDescribeResponse(
+        groups=(
+            DescribedConsumerGroup(
+                group_id="g",
+                group_state="Stable",
+                group_epoch=3,
+                assignment_epoch=3,
+                assignor_name="uniform",
+                members=(
+                    DescribedConsumer(
+                        member_id="one",
+                        instance_id="static",
+                        rack_id="rack",
+                        member_epoch=3,
+                        client_id="tester",
+                        client_host="/10.0.0.1",
+                        subscribed_topic_names=("orders",),
+                        subscribed_topic_regex="or.*",
+                        assignment=_ASSIGNED,
+                        target_assignment=_ASSIGNED,
+                        member_type=1,
+                    ),
+                ),
+                authorized_operations=7,
+            ),
+        )
     ),
     Api.OFFSET_COMMIT: OffsetCommitResponse(
         topics=(

@@ -9,6 +9,13 @@ from typing import Any
 from tiered.serve.authorization.permissions import DENIED, AuthorizationRule, may_cluster, operations, split
 from tiered.serve.handlers.service import Call, Handler, Service
 from tiered.serve.messages.base import Error
+from tiered.serve.messages.consumer_groups import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    DescribedConsumerGroup,
+)
 from tiered.serve.messages.group_offsets import (
     OffsetCommitRequest,
     OffsetCommitRequestTopic,
@@ -48,6 +55,7 @@ from tiered.serve.messages.groups import (
 from tiered.serve.security.acl import Kind, Operation
 
 _DENIED_GROUP = Error.GROUP_AUTHORIZATION_FAILED
+_DENIED_TOPICS = "The group has described topic(s) that the client is not authorized to describe."
 # The types of a coordinator's key: what its error is.
 _KINDS: Mapping[int, tuple[Kind, Error]] = {
     0: (Kind.GROUP, _DENIED_GROUP),
@@ -88,6 +96,43 @@ def _member_rule(response_type: Callable[..., object]) -> AuthorizationRule:
 
 join_group, sync_group = _member_rule(JoinGroupResponse), _member_rule(SyncGroupResponse)
 heartbeat, leave_group = _member_rule(HeartbeatResponse), _member_rule(LeaveGroupResponse)
+
+
+async def consumer_group_heartbeat(
+    service: Service, request: ConsumerGroupHeartbeatRequest, call: Call, handler: Handler
+) -> object:
+    """READ of the group and DESCRIBE of each topic. A regular expression matches topics with DESCRIBE only."""
+    if not service.may(call, Operation.READ, Kind.GROUP, request.group_id):
+        return ConsumerGroupHeartbeatResponse(error_code=_DENIED_GROUP)
+    _, refused = split(service, call, Operation.DESCRIBE, Kind.TOPIC, set(request.subscribed_topic_names or ()), str)
+    return ConsumerGroupHeartbeatResponse(error_code=DENIED) if refused else await handler(service, request, call)
+
+
+async def consumer_group_describe(
+    service: Service, request: ConsumerGroupDescribeRequest, call: Call, handler: Handler
+) -> ConsumerGroupDescribeResponse:
+    """DESCRIBE of the group and of each topic of its members."""
+    permitted, refused = split(service, call, Operation.DESCRIBE, Kind.GROUP, request.group_ids, str)
+    response = await handler(service, replace(request, group_ids=permitted), call)
+    assert isinstance(response, ConsumerGroupDescribeResponse)
+    shown = [
+        replace(
+            each, authorized_operations=operations(service, call, Kind.GROUP, each.group_id, each.authorized_operations)
+        )
+        if all(service.may(call, Operation.DESCRIBE, Kind.TOPIC, name) for name in _topics_of(each))
+        else DescribedConsumerGroup(group_id=each.group_id, error_code=DENIED, error_message=_DENIED_TOPICS)
+        for each in response.groups
+    ]
+    added = [DescribedConsumerGroup(group_id=each, error_code=_DENIED_GROUP) for each in refused]
+    return replace(response, groups=(*shown, *added))
+
+
+def _topics_of(group: DescribedConsumerGroup) -> set[str]:
+    found: set[str] = set()
+    for each in group.members:
+        assigned = (*each.assignment.topic_partitions, *each.target_assignment.topic_partitions)
+        found.update(each.subscribed_topic_names, (topic.topic_name for topic in assigned))
+    return found
 
 
 async def list_groups(service: Service, request: ListGroupsRequest, call: Call, handler: Handler) -> ListGroupsResponse:

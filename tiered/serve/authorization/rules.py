@@ -59,6 +59,8 @@ RULES: Mapping[int, AuthorizationRule] = MappingProxyType(
         Api.LIST_GROUPS: group_rules.list_groups,
         Api.DESCRIBE_GROUPS: group_rules.describe_groups,
         Api.DELETE_GROUPS: group_rules.delete_groups,
+        Api.CONSUMER_GROUP_HEARTBEAT: group_rules.consumer_group_heartbeat,
+        Api.CONSUMER_GROUP_DESCRIBE: group_rules.consumer_group_describe,
         Api.OFFSET_COMMIT: group_rules.offset_commit,
         Api.OFFSET_FETCH: group_rules.offset_fetch,
         Api.OFFSET_DELETE: group_rules.offset_delete,

@@ -34,14 +34,17 @@ from local.errors import LogError, NotFound
 from local.names import TopicPartition
 from tiered.serve.groups.commits import Committer, NewOffset, is_of_another_topic, value_of
 from tiered.serve.groups.committed import OFFSET_BYTES, Committed, CommittedOffsets, Transaction
+from tiered.serve.groups.consumer.group import ConsumerGroup
+from tiered.serve.groups.consumer.membership import AnyGroup, ConsumerGroups, tombstones
 from tiered.serve.groups.deadlines import Deadlines
+from tiered.serve.groups.expiry import expired, obsolete, of_topic
 from tiered.serve.groups.group import Group
 from tiered.serve.groups.group_settings import GroupSettings
 from tiered.serve.groups.group_states import Answer, GroupState, Moment, Store
 from tiered.serve.groups.loader import load, partition_of
 from tiered.serve.groups.members import MEMBER_BYTES, PROTOCOLS_MAX, Client, size_of, unknown
 from tiered.serve.groups.offsets_log import OFFSETS_TOPIC, LogRecord, OffsetsLog, Producer
-from tiered.serve.groups.offsets_records import GroupKey, GroupValue, OffsetKey, OffsetValue, encode_key, encode_value
+from tiered.serve.groups.offsets_records import GroupKey, GroupValue, OffsetKey, encode_key, encode_value
 from tiered.serve.groups.offsets_writer import OffsetsWriter, commit_error, group_error
 from tiered.serve.messages.base import Error
 from tiered.serve.messages.groups import (
@@ -87,10 +90,11 @@ class GroupCoordinator:
         new_member_id: Callable[[str], str] = lambda prefix: f"{prefix}-{uuid.uuid4()}",
     ) -> None:
         self.settings = settings or GroupSettings()
-        self._log, self._topics, self._now, self._new_member_id = log, topics, now, new_member_id
-        self._pool = ReadPool(THREADS, partition_max=1)
+        self._log, self._topics, self.now, self._new_member_id = log, topics, now, new_member_id
+        self.pool = ReadPool(THREADS, partition_max=1)
         self._writer = OffsetsWriter(log, self._in_thread, lambda: now().wall_ms)
-        self._groups: dict[str, Group] = {}
+        self.table: dict[str, AnyGroup] = {}
+        self.consumers = ConsumerGroups(self, self._writer)
         self._offsets = CommittedOffsets()
         self._partitions: int | None = None  # of the topic; None: it does not exist
         self._creating: asyncio.Future[int] | None = None
@@ -115,7 +119,7 @@ class GroupCoordinator:
                 self._wake.clear()
                 self.advance()
                 due_ms = self._deadlines.next_ms()
-                wait_s = None if due_ms is None else max(0, due_ms - self._now().ticks_ms) / 1000
+                wait_s = None if due_ms is None else max(0, due_ms - self.now().ticks_ms) / 1000
                 with suppress(TimeoutError):
                     # Not `wait_for`: it loses a cancellation at the moment of an event.
                     async with asyncio.timeout(wait_s):
@@ -125,49 +129,54 @@ class GroupCoordinator:
 
     def close(self) -> None:
         """End the threads. Writes at work end by themselves; their clients have no answer."""
-        self._pool.close()
+        self.pool.close()
 
     async def load(self) -> bool:
         """Whether the log was read. An error is logged: groups are not served before."""
         try:
-            self._partitions, loaded = await asyncio.shield(self._pool.run("load", "load", partial(load, self._log)))
+            self._partitions, loaded = await asyncio.shield(self.pool.run("load", "load", partial(load, self._log)))
         except LogError as error:
             _log.error("cannot load the offsets of groups: error=%s", error)
             return False
         except Exception:  # noqa: BLE001 - the other requests are served
             _log.exception("cannot load the offsets of groups")
             return False
-        now = self._now()
+        now = self.now()
         self._offsets = loaded.offsets
         with self._early_lock:
             self._loop, early = asyncio.get_running_loop(), self._early
         for call in early:
             call()  # once more is no harm: no transaction begins before the end of the load
         for name, value in loaded.groups.items():
-            self._groups[name] = Group.stored(name, value, self.settings, self._new_member_id, now)
+            self.table[name] = Group.stored(name, value, self.settings, self._new_member_id, now)
+        for name, records in loaded.consumers.items():
+            self.table[name] = self.consumers.load(name, records)
         for name in loaded.offsets.groups():
-            self._groups.setdefault(name, Group(name, self.settings, self._new_member_id))
+            self.table.setdefault(name, Group(name, self.settings, self._new_member_id))
         self._is_loaded = True
-        for group in list(self._groups.values()):
-            self._settle(group)
+        for group in list(self.table.values()):
+            self.settle(group)
         for name in loaded.offsets.groups():
             if self._obsolete(name):  # a crash came before the tombstones
                 self._remove_soon(name, partial(self._obsolete, name), is_group_removed=False)
         self._deadlines.set(_EXPIRY, now.ticks_ms + self.settings.retention_check_interval_ms)
-        _log.info("loaded groups: groups=%d offsets=%d", len(self._groups), self._offsets.count)
+        _log.info("loaded groups: groups=%d offsets=%d", len(self.table), self._offsets.count)
         return True
 
     def advance(self) -> None:
         """Act on every deadline that is due."""
-        now = self._now()
+        now = self.now()
         for name in self._deadlines.pop_due(now.ticks_ms):
             try:
                 if name == _EXPIRY:
                     self._deadlines.set(_EXPIRY, now.ticks_ms + self.settings.retention_check_interval_ms)
                     self.expire()
-                elif (group := self._groups.get(name)) is not None:
-                    group.advance(now)
-                    self._settle(group)
+                elif (group := self.table.get(name)) is not None:
+                    if isinstance(group, ConsumerGroup):
+                        self.consumers.advance(group)
+                    else:
+                        group.advance(now)
+                        self.settle(group)
             except Exception:  # noqa: BLE001 - the deadlines of the other groups
                 _log.exception("cannot act on a deadline of a group: group=%r", name)
 
@@ -179,7 +188,7 @@ class GroupCoordinator:
             return Error.NONE
         create = partial(self._log.create, self.settings.offsets_partitions)
         try:
-            self._partitions = await asyncio.shield(self._pool.run("create", "create", create))
+            self._partitions = await asyncio.shield(self.pool.run("create", "create", create))
         except LogError as error:
             _log.warning("cannot create the topic of group offsets: error=%s", error)
             return Error.COORDINATOR_NOT_AVAILABLE
@@ -202,53 +211,62 @@ class GroupCoordinator:
         if len(request.protocols) > PROTOCOLS_MAX:
             error = error or Error.INCONSISTENT_GROUP_PROTOCOL
         error = error or await self.prepare()
-        group = self._groups.get(request.group_id)
+        group = self.table.get(request.group_id)
         if not error and group is None:
-            error = self._room_error() if not request.member_id else Error.UNKNOWN_MEMBER_ID
+            error = self.room_error() if not request.member_id else Error.UNKNOWN_MEMBER_ID
         size_bytes = MEMBER_BYTES + len(client.client_id) + size_of(request.protocols)
-        if not error and self._member_bytes_total + size_bytes > MEMBER_BYTES_MAX:
+        if not error and not self.has_room(size_bytes):
             error = Error.GROUP_MAX_SIZE_REACHED
         if error:
             return JoinGroupResponse(error_code=error, member_id=request.member_id)
+        if isinstance(group, ConsumerGroup):
+            new = Group(request.group_id, self.settings, self._new_member_id)
+            if error := self.consumers.to_classic(group, new):
+                return JoinGroupResponse(error_code=error, member_id=request.member_id)
+            group = new
         group = group or self._create(request.group_id)
         waiter: asyncio.Future[JoinGroupResponse] = asyncio.get_running_loop().create_future()
-        group.join(request, client, version, waiter, self._now())
-        self._settle(group)
+        group.join(request, client, version, waiter, self.now())
+        self.settle(group)
         return await waiter
 
     async def sync(self, request: SyncGroupRequest) -> SyncGroupResponse:
         error = self._refusal(request.group_id) or self._loading()
-        group = self._groups.get(request.group_id)
+        group = self.table.get(request.group_id)
         size_bytes = sum(len(each.assignment) for each in request.assignments)
-        if not error and self._member_bytes_total + size_bytes > MEMBER_BYTES_MAX:
+        if not error and not self.has_room(size_bytes):
             error = Error.GROUP_MAX_SIZE_REACHED
-        if error or group is None:
+        if error or not isinstance(group, Group):
             return SyncGroupResponse(error_code=error or Error.UNKNOWN_MEMBER_ID)
         waiter: asyncio.Future[SyncGroupResponse] = asyncio.get_running_loop().create_future()
-        group.sync(request, waiter, self._now())
-        self._settle(group)
+        group.sync(request, waiter, self.now())
+        self.settle(group)
         return await waiter
 
     def heartbeat(self, request: HeartbeatRequest) -> Error:
         error = self._refusal(request.group_id)
         if error or not self._is_loaded:
             return error  # while it loads, a member stays: its session begins anew
-        group = self._groups.get(request.group_id)
-        if group is None:
+        group = self.table.get(request.group_id)
+        if not isinstance(group, Group):
             return Error.UNKNOWN_MEMBER_ID
-        found = group.heartbeat(request, self._now())
+        found = group.heartbeat(request, self.now())
         self._arm(group)
         return found
 
-    def leave(self, request: LeaveGroupRequest) -> LeaveGroupResponse:
+    async def leave(self, request: LeaveGroupRequest) -> LeaveGroupResponse:
         error = self._refusal(request.group_id) or self._loading()
-        group = self._groups.get(request.group_id)
+        group = self.table.get(request.group_id)
         if error:
             return LeaveGroupResponse(error_code=error)
+        if isinstance(group, ConsumerGroup):
+            return LeaveGroupResponse(
+                members=tuple([await self.consumers.leave(group, each) for each in request.members])
+            )
         if group is None:
             return LeaveGroupResponse(members=tuple(unknown(each) for each in request.members))
-        found = group.leave(request, self._now())
-        self._settle(group)
+        found = group.leave(request, self.now())
+        self.settle(group)
         return found
 
     # Offsets
@@ -258,9 +276,8 @@ class GroupCoordinator:
     ) -> list[Error]:
         """The error of each offset. `is_id_known`: the client knows GROUP_ID_NOT_FOUND (OffsetCommit version 9)."""
         error = self._loading() or await self.prepare() or self._check(committer, is_id_known=is_id_known)
-        if not error:
-            group = self._groups[committer.group_id]
-            group.committed(committer.member_id, self._now())
+        if not error and isinstance(group := self.table[committer.group_id], Group):
+            group.committed(committer.member_id, self.now())
             self._arm(group)
         return await self._append(committer.group_id, offsets, error, None)
 
@@ -318,7 +335,7 @@ class GroupCoordinator:
     ) -> Error | dict[TopicPartition, Error]:
         """The error of the group, or that of each partition."""
         error = Error.INVALID_GROUP_ID if not group_id else self._loading()
-        group = self._groups.get(group_id)
+        group = self.table.get(group_id)
         if error or group is None:
             return error or Error.GROUP_ID_NOT_FOUND
         if group.state is not GroupState.EMPTY and group.protocol_type != "consumer":
@@ -333,22 +350,27 @@ class GroupCoordinator:
 
     # Administration
 
-    def groups(self) -> Mapping[str, Group]:
-        return self._groups
+    def groups(self) -> Mapping[str, AnyGroup]:
+        return self.table
+
+    def check_fetch(self, group_id: str, member_id: str | None, member_epoch: int) -> Error:
+        """Whether a member may read the offsets of its group."""
+        group = self.table.get(group_id)
+        return group.check_fetch(member_id, member_epoch) if isinstance(group, ConsumerGroup) else Error.NONE
 
     def loading(self) -> Error:
         return self._loading()
 
     def described(self, group_id: str) -> DescribedGroup | None:
-        group = self._groups.get(group_id)
-        return group.described() if group is not None else None
+        group = self.table.get(group_id)
+        return group.described() if isinstance(group, Group) else None
 
     async def delete_groups(self, names: Iterable[str]) -> list[Error]:
         return list(await asyncio.gather(*(self._delete(each) for each in names)))
 
     def expire(self) -> None:
         """Begin to remove expired offsets, and empty groups without offsets."""
-        for name, group in self._groups.items():
+        for name, group in self.table.items():
             if group.is_idle or self._expired(name):
                 self._remove_soon(name, partial(self._expired, name), is_group_removed=True)
 
@@ -366,16 +388,19 @@ class GroupCoordinator:
     def _refusal(self, group_id: str) -> Error:
         return Error.NONE if group_id and len(group_id.encode()) <= _NAME_BYTES_MAX else Error.INVALID_GROUP_ID
 
-    def _room_error(self) -> Error:
-        return Error.GROUP_MAX_SIZE_REACHED if len(self._groups) >= GROUPS_MAX else Error.NONE
+    def room_error(self) -> Error:
+        return Error.GROUP_MAX_SIZE_REACHED if len(self.table) >= GROUPS_MAX else Error.NONE
 
     def _create(self, group_id: str) -> Group:
-        group = self._groups[group_id] = Group(group_id, self.settings, self._new_member_id)
+        group = self.table[group_id] = Group(group_id, self.settings, self._new_member_id)
         return group
 
-    def _settle(self, group: Group) -> None:
+    def has_room(self, size_bytes: int) -> bool:
+        return self._member_bytes_total + size_bytes <= MEMBER_BYTES_MAX
+
+    def settle(self, group: AnyGroup) -> None:
         """Act on the results of an event of the group."""
-        while group.outputs:
+        while isinstance(group, Group) and group.outputs:
             outputs, group.outputs = group.outputs, []
             for each in outputs:
                 match each:
@@ -385,12 +410,14 @@ class GroupCoordinator:
                             waiter.set_result(response)
                     case Store(value, done):
                         self._store(group, value, done)
-        size_bytes = group.roster.size_bytes
+        if self.table.get(group.group_id) is not group:
+            return  # it became a group of the other protocol
+        size_bytes = group.size_bytes
         self._member_bytes_total += size_bytes - self._member_bytes.get(group.group_id, 0)
         self._member_bytes[group.group_id] = size_bytes
         self._arm(group)
 
-    def _arm(self, group: Group) -> None:
+    def _arm(self, group: AnyGroup) -> None:
         """Note the next deadline of the group."""
         name, due_ms = group.group_id, group.next_deadline_ms
         earliest_ms = self._deadlines.next_ms()
@@ -403,8 +430,8 @@ class GroupCoordinator:
 
     def _store(self, group: Group, value: GroupValue, done: Callable[[Error, Moment], None]) -> None:
         def stored(offsets: Sequence[int], error: Error) -> None:
-            done(group_error(error), self._now())
-            self._settle(group)
+            done(group_error(error), self.now())
+            self.settle(group)
 
         try:
             record = encode_key(GroupKey(group.group_id)), encode_value(value)
@@ -415,16 +442,17 @@ class GroupCoordinator:
 
     def _check(self, committer: Committer, *, is_id_known: bool = False, is_transactional: bool = False) -> Error:
         """Whether the commit is accepted. A client without membership creates its group."""
-        group = self._groups.get(committer.group_id)
+        group = self.table.get(committer.group_id)
         if group is None:
             if committer.generation >= 0:
                 return Error.GROUP_ID_NOT_FOUND if is_id_known else Error.ILLEGAL_GENERATION
-            if self._room_error() or len(committer.group_id.encode()) > _NAME_BYTES_MAX:
+            if self.room_error() or len(committer.group_id.encode()) > _NAME_BYTES_MAX:
                 return Error.INVALID_COMMIT_OFFSET_SIZE
             group = self._create(committer.group_id)
-        return group.check_commit(
-            committer.generation, committer.member_id, committer.instance_id, is_transactional=is_transactional
-        )
+        sender = committer.generation, committer.member_id, committer.instance_id
+        if isinstance(group, ConsumerGroup):
+            return group.check_commit(*sender, is_transactional=is_transactional, knows_epochs=is_id_known)
+        return group.check_commit(*sender, is_transactional=is_transactional)
 
     async def _append(
         self, group_id: str, offsets: Sequence[NewOffset], error: Error, producer: Producer | None
@@ -438,7 +466,7 @@ class GroupCoordinator:
             return [refused or Error.INVALID_COMMIT_OFFSET_SIZE for refused in errors]
         if not valid:
             return errors
-        now_ms, topics = self._now().wall_ms, self._topics() or {}
+        now_ms, topics = self.now().wall_ms, self._topics() or {}
         values = [(each.partition, value_of(each, now_ms, topics.get(each.partition.topic))) for each in valid]
         records = [
             (encode_key(OffsetKey(group_id, where.topic, where.partition)), encode_value(value))
@@ -449,7 +477,7 @@ class GroupCoordinator:
 
         def done(log_offsets: Sequence[int], failure: Error) -> None:
             if not failure:
-                self._groups.get(group_id) or self._create(group_id)  # deleted while the commit was waiting
+                self.table.get(group_id) or self._create(group_id)  # deleted while the commit was waiting
             for (where, value), at in zip(values, log_offsets, strict=False):
                 if producer is None:
                     self._offsets.commit(group_id, where, value, at)
@@ -470,7 +498,7 @@ class GroupCoordinator:
     async def _delete(self, group_id: str) -> Error:
         if not self._is_loaded:
             return Error.COORDINATOR_LOAD_IN_PROGRESS
-        group = self._groups.get(group_id)
+        group = self.table.get(group_id)
         if group is None:
             return Error.GROUP_ID_NOT_FOUND
         if group.state is not GroupState.EMPTY:
@@ -478,7 +506,7 @@ class GroupCoordinator:
         failure = await self._remove(group_id, partial(self._all_offsets, group_id), is_group_removed=True)
         if failure:
             return group_error(failure)
-        return Error.NONE if self._groups.get(group_id) is not group else Error.NON_EMPTY_GROUP
+        return Error.NONE if self.table.get(group_id) is not group else Error.NON_EMPTY_GROUP
 
     async def _remove(
         self, group_id: str, wanted: Callable[[], Collection[TopicPartition]], *, is_group_removed: bool
@@ -510,74 +538,56 @@ class GroupCoordinator:
         def build() -> list[LogRecord]:
             nonlocal is_ending
             removed.extend(wanted())
-            group, rest = self._groups.get(group_id), self._offsets.of(group_id).keys() - removed
+            group, rest = self.table.get(group_id), self._offsets.of(group_id).keys() - removed
             is_ending = is_group_removed and group is not None and group.state is GroupState.EMPTY and not rest
             is_ending = is_ending and not (set(self._offsets.pending_of(group_id)) - set(removed))
+            if isinstance(group, ConsumerGroup):
+                is_ending = is_ending and not self.consumers.is_busy(group)
+                ends = tombstones(group)
+            else:
+                ends = [(encode_key(GroupKey(group_id)), None)]
             records: list[LogRecord] = [
                 (encode_key(OffsetKey(group_id, each.topic, each.partition)), None) for each in removed
             ]
-            return [*records, (encode_key(GroupKey(group_id)), None)] if is_ending else records
+            return [*records, *ends] if is_ending else records
 
         def finish(offsets: Sequence[int], error: Error) -> None:
             if not error:
                 for each in removed:
                     self._offsets.remove(group_id, each)
-                group = self._groups.get(group_id)
+                group = self.table.get(group_id)
                 if is_ending and group is not None and group.state is GroupState.EMPTY:
-                    group.die()
-                    self._settle(group)
-                    del self._groups[group_id]
-                    self._member_bytes.pop(group_id, None)
+                    if isinstance(group, Group):
+                        group.die()
+                        self.settle(group)
+                    self.forget(group_id)
             done(error)
 
         self._writer.submit_alone(self.partition_of(group_id).partition, build, finish)
 
+    def forget(self, group_id: str) -> None:
+        self.table.pop(group_id, None)
+        self._member_bytes_total -= self._member_bytes.pop(group_id, 0)
+        self._deadlines.cancel(group_id)
+
     def _all_offsets(self, group_id: str) -> set[TopicPartition]:
-        group = self._groups.get(group_id)
+        group = self.table.get(group_id)
         if group is None or group.state is not GroupState.EMPTY:
             return set()  # a member joined while the deletion was waiting
         return {*self._offsets.of(group_id), *self._offsets.pending_of(group_id)}
 
     def _offsets_of_topic(self, group_id: str, topic: str) -> list[TopicPartition]:
-        """The offsets of a deleted topic, without those of a new topic of the same name."""
-        new = (self._topics() or {}).get(topic)
-        new_id = new.topic_id if new is not None else None
-        return [
-            each
-            for each, found in self._offsets.of(group_id).items()
-            if each.topic == topic and (new_id is None or found.value.topic_id != new_id)
-        ]
+        return of_topic(self._offsets, group_id, topic, self._topics() or {})
 
     def _obsolete(self, group_id: str) -> list[TopicPartition]:
-        """Offsets of topics that do not exist. A topic that is restored later has its id, and so its offsets."""
-        topics = self._topics()
-        return [
-            each
-            for each, found in self._offsets.of(group_id).items()
-            if is_of_another_topic(found.value, each.topic, topics)
-            or (topics is not None and each.topic not in topics and found.value.topic_id is None)
-        ]
+        return obsolete(self._offsets, group_id, self._topics())
 
     def _expired(self, group_id: str) -> list[TopicPartition]:
-        group, now_ms = self._groups.get(group_id), self._now().wall_ms
-        if group is None:
-            return []
-        return [
-            where
-            for where, found in self._offsets.of(group_id).items()
-            if not self._offsets.is_pending(group_id, where) and self._is_expired(group, where, found.value, now_ms)
-        ]
-
-    def _is_expired(self, group: Group, where: TopicPartition, value: OffsetValue, now_ms: int) -> bool:
-        base_ms = group.expiry_base_ms(value.commit_ms, where.topic)
-        if base_ms is None:
-            return False
-        if value.expire_ms is not None:
-            return now_ms >= value.expire_ms
-        return now_ms - base_ms >= self.settings.offsets_retention_ms
+        group, now_ms = self.table.get(group_id), self.now().wall_ms
+        return expired(self._offsets, group, now_ms, self.settings.offsets_retention_ms)
 
     def _in_thread(self, partition: int, call: Callable[[], list[int]]) -> asyncio.Future[list[int]]:
-        append = self._pool.run(partition, object(), call)
+        append = self.pool.run(partition, object(), call)
         append.add_done_callback(self._check_topic)
         return append
 

@@ -103,6 +103,10 @@ class Group:
         return self._deadlines.next_ms()
 
     @property
+    def size_bytes(self) -> int:
+        return self.roster.size_bytes
+
+    @property
     def members(self) -> Mapping[str, Member]:
         return self.roster.members
 

@@ -10,7 +10,7 @@ from local.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSettings:
-    """Defaults are Kafka's, but for two that Kafka does not bound: `max_size`, and few `offsets_partitions`.
+    """Defaults are Kafka's, but for the two sizes, which Kafka does not bound, and few `offsets_partitions`.
 
     Source: kafka `GroupCoordinatorConfig`.
     """
@@ -24,6 +24,10 @@ class GroupSettings:
     offset_metadata_max_bytes: int = 4_096  # offset.metadata.max.bytes
     offsets_partitions: int = 8  # offsets.topic.num.partitions, before the topic exists; Kafka: 50
     offsets_segment_bytes: int = 100 << 20  # offsets.topic.segment.bytes
+    consumer_session_timeout_ms: int = 45_000  # group.consumer.session.timeout.ms
+    consumer_heartbeat_interval_ms: int = 5_000  # group.consumer.heartbeat.interval.ms
+    consumer_max_size: int = 1_000  # group.consumer.max.size; Kafka: 2^31 - 1
+    consumer_regex_refresh_interval_ms: int = 600_000  # group.consumer.regex.refresh.interval.ms
 
     @classmethod
     def of(cls, int_of: Callable[[str], int]) -> GroupSettings:
@@ -33,6 +37,14 @@ class GroupSettings:
         if settings.min_session_timeout_ms > settings.max_session_timeout_ms:
             facts = {"min": settings.min_session_timeout_ms, "max": settings.max_session_timeout_ms}
             raise InvalidRequest("invalid group.min.session.timeout.ms, it is above the maximum", **facts)
+        if settings.consumer_heartbeat_interval_ms >= settings.consumer_session_timeout_ms:
+            facts = {
+                "heartbeat": settings.consumer_heartbeat_interval_ms,
+                "session": settings.consumer_session_timeout_ms,
+            }
+            raise InvalidRequest(
+                "invalid group.consumer.heartbeat.interval.ms, it is not below the session timeout", **facts
+            )
         return settings
 
 
@@ -46,4 +58,8 @@ _PROPERTIES: Mapping[str, tuple[str, int]] = {  # name: field, factor
     "offset.metadata.max.bytes": ("offset_metadata_max_bytes", 1),
     "offsets.topic.num.partitions": ("offsets_partitions", 1),
     "offsets.topic.segment.bytes": ("offsets_segment_bytes", 1),
+    "group.consumer.session.timeout.ms": ("consumer_session_timeout_ms", 1),
+    "group.consumer.heartbeat.interval.ms": ("consumer_heartbeat_interval_ms", 1),
+    "group.consumer.max.size": ("consumer_max_size", 1),
+    "group.consumer.regex.refresh.interval.ms": ("consumer_regex_refresh_interval_ms", 1),
 }

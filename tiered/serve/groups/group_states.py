@@ -21,10 +21,12 @@ class GroupState(Enum):
     COMPLETING_REBALANCE = "CompletingRebalance"
     STABLE = "Stable"
     DEAD = "Dead"
+    ASSIGNING = "Assigning"  # of consumer groups, as the next one (`tiered.serve.groups.consumer`)
+    RECONCILING = "Reconciling"
 
 
 _S = GroupState
-TRANSITIONS: Mapping[GroupState, frozenset[GroupState]] = MappingProxyType(
+TRANSITIONS: Mapping[GroupState, frozenset[GroupState]] = MappingProxyType(  # of classic groups
     {
         _S.EMPTY: frozenset({_S.PREPARING_REBALANCE, _S.DEAD}),
         _S.PREPARING_REBALANCE: frozenset({_S.EMPTY, _S.COMPLETING_REBALANCE, _S.DEAD}),

@@ -4,7 +4,7 @@
 |---|---|---|
 | 0, 1 | group, topic, partition | `OffsetValue` |
 | 2 | group | `GroupValue` |
-| 3 and up | of newer group protocols | skipped |
+| 3 and up | of newer group protocols | see `tiered.serve.groups.consumer.records` |
 
 A value begins with the version of its layout. All versions up to 4 are read. Written are those that Kafka 4.1 writes:
 offsets in version 4 (in version 1 with a retention of their own), groups in version 3. From version 4 a length is an

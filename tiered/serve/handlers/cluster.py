@@ -44,7 +44,7 @@ _READ, _DESCRIBE = 1 << 3, 1 << 8  # what a bucket offers
 _BROKERS = 1  # the endpoint type
 _NO_LEADER = -1
 _UNKNOWN = Leader()
-_TRANSACTION_VERSION = "transaction.version"
+_TRANSACTION_VERSION, _GROUP_VERSION = "transaction.version", "group.version"
 _IMPLICIT_SINCE = 12  # Produce: adds its partitions to the transaction, as version 2 of the feature needs
 _FROM_0_SINCE = 4  # ApiVersions: older clients refuse a feature whose oldest version is 0
 
@@ -52,15 +52,20 @@ _FROM_0_SINCE = 4  # ApiVersions: older clients refuse a feature whose oldest ve
 async def api_versions(service: Service, request: ApiVersionsRequest, call: Call) -> ApiVersionsResponse:
     versions = supported(service.apis)
     produce = service.apis.get(Api.PRODUCE)
-    if service.transactions is None or produce is None or produce.max_version < _IMPLICIT_SINCE:
+    newest = {_GROUP_VERSION: 1} if Api.CONSUMER_GROUP_HEARTBEAT in service.apis else {}
+    if service.transactions is not None and produce is not None and produce.max_version >= _IMPLICIT_SINCE:
+        newest[_TRANSACTION_VERSION] = VERSION_2
+    if not newest:
         return versions
-    feature = SupportedFeatureKey(name=_TRANSACTION_VERSION, min_version=0, max_version=VERSION_2)
-    final = FinalizedFeatureKey(name=_TRANSACTION_VERSION, min_version_level=VERSION_2, max_version_level=VERSION_2)
+    features = [SupportedFeatureKey(name=name, min_version=0, max_version=each) for name, each in newest.items()]
+    final = [
+        FinalizedFeatureKey(name=name, min_version_level=each, max_version_level=each) for name, each in newest.items()
+    ]
     return replace(
         versions,
-        supported_features=(feature,) if call.version >= _FROM_0_SINCE else (),
+        supported_features=tuple(features) if call.version >= _FROM_0_SINCE else (),
         finalized_features_epoch=0,
-        finalized_features=(final,),
+        finalized_features=tuple(final),
     )
 
 

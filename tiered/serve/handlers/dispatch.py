@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from tiered.serve.handlers.cluster import api_versions, describe_cluster, metadata
 from tiered.serve.handlers.configs import alter_configs, describe_configs, incremental_alter_configs
+from tiered.serve.handlers.consumer_groups import consumer_group_describe, consumer_group_heartbeat
 from tiered.serve.handlers.fetch import fetch
 from tiered.serve.handlers.group_offsets import offset_commit, offset_delete, offset_fetch
 from tiered.serve.handlers.groups import (
@@ -84,6 +85,8 @@ HANDLERS: Mapping[int, Handler] = MappingProxyType(
         Api.LIST_GROUPS: list_groups,
         Api.DESCRIBE_GROUPS: describe_groups,
         Api.DELETE_GROUPS: delete_groups,
+        Api.CONSUMER_GROUP_HEARTBEAT: consumer_group_heartbeat,
+        Api.CONSUMER_GROUP_DESCRIBE: consumer_group_describe,
         Api.OFFSET_COMMIT: offset_commit,
         Api.OFFSET_FETCH: offset_fetch,
         Api.OFFSET_DELETE: offset_delete,

@@ -33,6 +33,7 @@ from tiered.serve.record_source import ServedTopic
 
 _GROUPS_SINCE, _TOP_ERROR_SINCE = 8, 2  # versions of OffsetFetch
 _ID_KNOWN_SINCE = 9  # version of OffsetCommit that knows GROUP_ID_NOT_FOUND
+_MEMBERS_SINCE = 9  # version of OffsetFetch
 _IDS_SINCE = 10  # version of OffsetCommit and OffsetFetch
 _PARTITION_BYTES = 32  # of a response without metadata
 
@@ -158,6 +159,8 @@ def _fetched(
 ) -> OffsetFetchResponseGroup:
     groups = service.coordinator
     if error := groups.loading():
+        return OffsetFetchResponseGroup(group_id=group.group_id, error_code=error)
+    if version >= _MEMBERS_SINCE and (error := groups.check_fetch(group.group_id, group.member_id, group.member_epoch)):
         return OffsetFetchResponseGroup(group_id=group.group_id, error_code=error)
     committed = groups.offsets_of(group.group_id)
     wanted = _all_topics(service, committed, version) if group.topics is None else group.topics

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tiered.serve.groups.consumer.group import ConsumerGroup
+from tiered.serve.groups.consumer.membership import AnyGroup
 from tiered.serve.groups.members import Client
 from tiered.serve.handlers.service import RESPONSE_BYTES_MAX, Call, Service
 from tiered.serve.messages.base import NO_OPERATIONS, Error
@@ -40,10 +42,10 @@ _KEYS_SINCE = 4  # version of FindCoordinator
 _PROTOCOL_SINCE = 5  # version of SyncGroup
 _MEMBERS_SINCE = 3  # version of LeaveGroup
 _NOT_FOUND_SINCE = 6  # version of DescribeGroups
-_CLASSIC = "classic"
-_TOO_LARGE = "The response would be too large: request fewer groups."
+_CLASSIC, _CONSUMER = "classic", "consumer"
+TOO_LARGE = "The response would be too large: request fewer groups."
 # Bits of kafka's `AclOperation`: READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS
-_GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
+GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 
 
 async def find_coordinator(service: Service, request: FindCoordinatorRequest, call: Call) -> FindCoordinatorResponse:
@@ -59,7 +61,7 @@ async def find_coordinator(service: Service, request: FindCoordinatorRequest, ca
 
 
 async def join_group(service: Service, request: JoinGroupRequest, call: Call) -> JoinGroupResponse:
-    return await service.coordinator.join(request, _client(call), call.version)
+    return await service.coordinator.join(request, client_of(call), call.version)
 
 
 async def sync_group(service: Service, request: SyncGroupRequest, call: Call) -> SyncGroupResponse:
@@ -74,9 +76,9 @@ async def heartbeat(service: Service, request: HeartbeatRequest, call: Call) -> 
 
 async def leave_group(service: Service, request: LeaveGroupRequest, call: Call) -> LeaveGroupResponse:
     if call.version >= _MEMBERS_SINCE:
-        return service.coordinator.leave(request)
+        return await service.coordinator.leave(request)
     one = MemberIdentity(member_id=request.member_id)
-    found = service.coordinator.leave(LeaveGroupRequest(group_id=request.group_id, members=(one,)))
+    found = await service.coordinator.leave(LeaveGroupRequest(group_id=request.group_id, members=(one,)))
     return LeaveGroupResponse(error_code=found.error_code or found.members[0].error_code)
 
 
@@ -90,24 +92,24 @@ async def list_groups(service: Service, request: ListGroupsRequest, call: Call) 
             group_id=name,
             protocol_type=each.protocol_type or "",
             group_state=each.state.value,
-            group_type=_CLASSIC,
+            group_type=_type(each),
         )
         for name, each in groups.groups().items()
-        if not states or each.state.value.lower() in states
+        if (not states or each.state.value.lower() in states) and (not types or _type(each) in types)
     ]
-    return ListGroupsResponse(groups=tuple(found) if not types or _CLASSIC in types else ())
+    return ListGroupsResponse(groups=tuple(found))
 
 
 async def describe_groups(service: Service, request: DescribeGroupsRequest, call: Call) -> DescribeGroupsResponse:
     """Each group once: Kafka describes a group as often as the request names it."""
-    operations = _GROUP_OPERATIONS if request.include_authorized_operations else NO_OPERATIONS
+    operations = GROUP_OPERATIONS if request.include_authorized_operations else NO_OPERATIONS
     found: list[DescribedGroup] = []
     size_bytes = 0
     for name in dict.fromkeys(request.groups):
         group = service.coordinator.groups().get(name)
-        size_bytes += group.roster.size_bytes if group is not None else 0
+        size_bytes += group.size_bytes if group is not None else 0
         if size_bytes > RESPONSE_BYTES_MAX:
-            message = _TOO_LARGE if call.version >= _NOT_FOUND_SINCE else None
+            message = TOO_LARGE if call.version >= _NOT_FOUND_SINCE else None
             found.append(DescribedGroup(group_id=name, error_code=Error.POLICY_VIOLATION, error_message=message))
         else:
             found.append(_described(service, name, call.version, operations))
@@ -142,12 +144,22 @@ def _coordinator(service: Service, key: str, call: Call, error: Error, message: 
     )
 
 
-def _client(call: Call) -> Client:
+def client_of(call: Call) -> Client:
     return Client(client_id=call.client_id or "", host=f"/{call.client_host}")
 
 
 def _lower(names: Sequence[str]) -> set[str]:
     return {each.lower() for each in names}
+
+
+def _type(group: AnyGroup) -> str:
+    return _CONSUMER if isinstance(group, ConsumerGroup) else _CLASSIC
+
+
+def _missing(service: Service, name: str) -> str:
+    return (
+        f"Group {name} is not a classic group." if name in service.coordinator.groups() else f"Group {name} not found."
+    )
 
 
 def _described(service: Service, name: str, version: int, operations: int) -> DescribedGroup:
@@ -160,7 +172,7 @@ def _described(service: Service, name: str, version: int, operations: int) -> De
             group_id=name,
             group_state="Dead",
             error_code=Error.GROUP_ID_NOT_FOUND if is_known else Error.NONE,
-            error_message=f"Group {name} not found." if is_known else None,
+            error_message=_missing(service, name) if is_known else None,
             authorized_operations=NO_OPERATIONS if is_known else operations,
         )
     return replace(found, authorized_operations=operations)

@@ -16,6 +16,11 @@ from typing import Any
 
 from tiered.serve.handlers.service import Call, Handler, Service
 from tiered.serve.messages.base import Api, Error
+from tiered.serve.messages.consumer_groups import (
+    ConsumerGroupDescribeResponse,
+    ConsumerGroupHeartbeatResponse,
+    DescribedConsumerGroup,
+)
 from tiered.serve.messages.group_offsets import (
     OffsetCommitRequest,
     OffsetCommitResponse,
@@ -128,6 +133,14 @@ HANDLERS: Mapping[int, Handler] = MappingProxyType(
             lambda asked: DeleteGroupsResponse(
                 results=tuple(
                     DeletableGroupResult(group_id=each, error_code=_HERE) for each in dict.fromkeys(asked.groups_names)
+                )
+            )
+        ),
+        Api.CONSUMER_GROUP_HEARTBEAT: _refusing(lambda asked: ConsumerGroupHeartbeatResponse(error_code=_HERE)),
+        Api.CONSUMER_GROUP_DESCRIBE: _refusing(
+            lambda asked: ConsumerGroupDescribeResponse(
+                groups=tuple(
+                    DescribedConsumerGroup(group_id=each, error_code=_HERE) for each in dict.fromkeys(asked.group_ids)
                 )
             )
         ),

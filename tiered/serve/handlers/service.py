@@ -48,7 +48,7 @@ FLUSHES_AT_ONCE = 8
 TRANSACTION_CALLS_AT_ONCE = 8
 TRANSACTION_TICK_S = 1.0
 T = TypeVar("T")
-GROUP_APIS = frozenset(  # of the classic protocol
+GROUP_APIS = frozenset(
     (
         Api.OFFSET_COMMIT,
         Api.OFFSET_FETCH,
@@ -61,6 +61,8 @@ GROUP_APIS = frozenset(  # of the classic protocol
         Api.LIST_GROUPS,
         Api.DELETE_GROUPS,
         Api.OFFSET_DELETE,
+        Api.CONSUMER_GROUP_HEARTBEAT,
+        Api.CONSUMER_GROUP_DESCRIBE,
     )
 )
 # The part of `Service` that answers an API. The other APIs need its source only.
@@ -83,7 +85,7 @@ PART_OF: Mapping[int, str] = MappingProxyType(
         "admin",
     )
     | dict.fromkeys((Api.DESCRIBE_CONFIGS,), "configs")
-    | dict.fromkeys((*GROUP_APIS, Api.CONSUMER_GROUP_HEARTBEAT, Api.CONSUMER_GROUP_DESCRIBE), "groups")
+    | dict.fromkeys(GROUP_APIS, "groups")
     | dict.fromkeys(
         (
             Api.ADD_PARTITIONS_TO_TXN,

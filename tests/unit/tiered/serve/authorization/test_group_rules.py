@@ -16,6 +16,7 @@ from tiered.serve.authorization.rules import RULES
 from tiered.serve.handlers.service import Service
 from tiered.serve.messages import (
     configs,
+    consumer_groups,
     group_offsets,
     groups,
     log_dirs,
@@ -83,6 +84,12 @@ MEMBERS = [
         "Read",
     ),
     (Api.LEAVE_GROUP, groups.LeaveGroupRequest(group_id="g"), groups.LeaveGroupResponse(), "Read"),
+    (
+        Api.CONSUMER_GROUP_HEARTBEAT,
+        consumer_groups.ConsumerGroupHeartbeatRequest(group_id="g", member_id="m", member_epoch=1),
+        consumer_groups.ConsumerGroupHeartbeatResponse(),
+        "Read",
+    ),
     (Api.FIND_COORDINATOR, groups.FindCoordinatorRequest(key="g"), groups.FindCoordinatorResponse(), "Describe"),
     (
         Api.OFFSET_DELETE,
@@ -321,3 +328,34 @@ def test_own_requests_are_for_the_unix_socket(ask: Any, api: OwnApi) -> None:
     with pytest.raises(InvalidRequest, match="Unix socket"):
         ask(api, object(), handler)
     assert ask(api, object(), handler, call=replace(ALICE, principal=LOCAL)) == "response"
+
+
+def test_members_subscribe_only_to_topics_that_they_may_describe(ask: Any) -> None:
+    def joining(*names: str) -> consumer_groups.ConsumerGroupHeartbeatRequest:
+        return consumer_groups.ConsumerGroupHeartbeatRequest(
+            group_id="g", member_id="m", member_epoch=0, subscribed_topic_names=names
+        )
+
+    rules = (("Read", 'group = "g"'), ("Describe", 'topic = "orders"'))
+    handler = Asked(consumer_groups.ConsumerGroupHeartbeatResponse())
+    assert ask(Api.CONSUMER_GROUP_HEARTBEAT, joining("orders", "orders"), handler, *rules).error_code is Error.NONE
+    assert ask(Api.CONSUMER_GROUP_HEARTBEAT, joining("orders", "pay"), handler, *rules).error_code is TOPIC
+    assert len(handler.requests) == 1
+
+
+def test_a_group_with_topics_that_the_caller_may_not_describe_is_not_shown(ask: Any) -> None:
+    def described(name: str, topic: str) -> consumer_groups.DescribedConsumerGroup:
+        member = consumer_groups.DescribedConsumer(member_id="m", subscribed_topic_names=(topic,))
+        return consumer_groups.DescribedConsumerGroup(group_id=name, members=(member,))
+
+    response = consumer_groups.ConsumerGroupDescribeResponse(groups=(described("a", "orders"), described("b", "pay")))
+    handler = Asked(response)
+    rules = (("Describe", 'group = "a"'), ("Describe", 'group = "b"'), ("Describe", 'topic = "orders"'))
+    request = consumer_groups.ConsumerGroupDescribeRequest(group_ids=("a", "b", "c"))
+    found = ask(Api.CONSUMER_GROUP_DESCRIBE, request, handler, *rules)
+    assert [(each.group_id, each.error_code, len(each.members)) for each in found.groups] == [
+        ("a", Error.NONE, 1),
+        ("b", TOPIC, 0),
+        ("c", GROUP, 0),
+    ]
+    assert handler.requests[0].group_ids == ("a", "b")

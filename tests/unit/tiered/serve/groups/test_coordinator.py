@@ -322,7 +322,7 @@ def test_a_group_with_members_is_not_deleted() -> None:
     async def work(world: World) -> None:
         member = await world.member()
         assert await world.groups.delete_groups(["g"]) == [Error.NON_EMPTY_GROUP]
-        left = world.groups.leave(LeaveGroupRequest(group_id="g", members=(MemberIdentity(member_id=member),)))
+        left = await world.groups.leave(LeaveGroupRequest(group_id="g", members=(MemberIdentity(member_id=member),)))
         assert not left.error_code
         assert await world.groups.delete_groups(["g"]) == [Error.NONE]
         assert not (await world.restarted()).groups.groups()

@@ -127,7 +127,7 @@ def test_a_log_that_is_longer_than_one_read_is_read_to_its_end(node: Node, monke
 
 def test_records_of_newer_protocols_are_skipped_and_other_bytes_are_corrupt(node: Node) -> None:
     node.append((KEY, value(1)))
-    node.log.append(0, [(b"\0\x03\0\1g", b"\0\0")], now_ms=NOW)
+    node.log.append(0, [(b"\0\x09\0\1g", b"\0\0")], now_ms=NOW)
     loaded = node.loaded()
     assert (loaded.skipped, loaded.offsets.count) == (1, 1)
     node.log.append(0, [(b"\xff", b"")], now_ms=NOW)

@@ -1,0 +1,320 @@
+"""Groups of the consumer protocol of a node: durable before the response, taken back on failure, conversions, loads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+from consumer_world import CLIENT, SESSION_MS, id_of, joining, topics
+from fake_offsets_log import FakeOffsetsLog
+from group_world import joining as classic_joining
+
+from local.errors import DiskFailed
+from local.names import TopicPartition
+from tiered.serve.groups import coordinator as coordinators
+from tiered.serve.groups.commits import Committer, NewOffset
+from tiered.serve.groups.consumer.group import ConsumerGroup
+from tiered.serve.groups.coordinator import GroupCoordinator
+from tiered.serve.groups.group import Group
+from tiered.serve.groups.group_settings import GroupSettings
+from tiered.serve.groups.group_states import GroupState, Moment
+from tiered.serve.messages.base import Error
+from tiered.serve.messages.consumer_groups import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+from tiered.serve.messages.groups import (
+    HeartbeatRequest,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    MemberIdentity,
+    SyncGroupRequest,
+)
+
+SETTINGS = GroupSettings(initial_rebalance_delay_ms=0)
+P0 = TopicPartition("six", 0)
+
+
+class World:
+    def __init__(self, log: FakeOffsetsLog | None = None) -> None:
+        self.ms, self.log, self.topics = 0, log or FakeOffsetsLog(), topics(six=6, two=2)
+        self.groups = GroupCoordinator(
+            self.log, SETTINGS, topics=lambda: self.topics, now=lambda: Moment(self.ms, 10**12 + self.ms)
+        )
+        self.later: list[World] = []
+
+    def close(self) -> None:
+        self.log.gate.set()
+        self.groups.close()
+        for each in self.later:
+            each.close()
+
+    async def beat(self, request: ConsumerGroupHeartbeatRequest, version: int = 1) -> ConsumerGroupHeartbeatResponse:
+        return await self.groups.consumers.heartbeat(request, CLIENT, version, self.topics, lambda name: name != "two")
+
+    async def commit(self, epoch: int = -1, member_id: str = "", offset: int = 5) -> list[Error]:
+        committer = Committer(group_id="g", generation=epoch, member_id=member_id)
+        return await self.groups.commit(committer, [NewOffset(partition=P0, offset=offset)], is_id_known=True)
+
+    def group(self) -> ConsumerGroup:
+        found = self.groups.groups()["g"]
+        assert isinstance(found, ConsumerGroup)
+        return found
+
+    async def restarted(self) -> World:
+        again = World(self.log)
+        again.ms = self.ms
+        self.later.append(again)
+        assert await again.groups.load()
+        return again
+
+    async def leave(self, *members: MemberIdentity) -> LeaveGroupResponse:
+        return await self.groups.leave(LeaveGroupRequest(group_id="g", members=members))
+
+
+def run(work: Callable[[World], Awaitable[None]]) -> None:
+    async def all_of_it() -> None:
+        world = World()
+        try:
+            assert await world.groups.load()
+            await work(world)
+        finally:
+            world.close()
+
+    asyncio.run(all_of_it())
+
+
+def beating(member_id: str, epoch: int, **fields: object) -> ConsumerGroupHeartbeatRequest:
+    return ConsumerGroupHeartbeatRequest(group_id="g", member_id=member_id, member_epoch=epoch, **fields)  # type: ignore[arg-type]
+
+
+async def until(claim: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not claim():
+            await asyncio.sleep(0.001)
+
+
+def test_a_heartbeat_is_answered_after_its_changes_are_durable() -> None:
+    async def work(world: World) -> None:
+        await world.groups.prepare()
+        world.log.gate.clear()
+        first = asyncio.ensure_future(world.beat(joining("one", "six")))
+        second = asyncio.ensure_future(world.beat(joining("two", "six")))
+        await until(world.log.waiting.is_set)
+        assert not first.done()
+        assert not second.done()
+        world.log.gate.set()
+        assert ((await first).member_epoch, (await second).member_epoch) == (1, 2)
+        again = await world.restarted()
+        assert again.group().members.keys() == {"one", "two"}
+        assert again.group().targets == world.group().targets
+        found = await again.beat(beating("two", 2))
+        assert (found.error_code, found.member_epoch) == (Error.NONE, 2)
+
+    run(work)
+
+
+def test_changes_that_cannot_be_stored_are_taken_back() -> None:
+    async def work(world: World) -> None:
+        await world.beat(joining("one", "six"))
+        world.log.error = DiskFailed("full")
+        world.log.gate.clear()
+        joins = [asyncio.ensure_future(world.beat(joining(name, "six"))) for name in ("two", "three")]
+        await until(lambda: len(world.group().members) == 3)
+        world.log.gate.set()
+        assert {(await each).error_code for each in joins} == {Error.NOT_COORDINATOR}
+        assert (world.group().members.keys(), world.group().epoch) == ({"one"}, 1)
+        world.log.error = None
+        found = await world.beat(joining("two", "six"))
+        assert (found.error_code, found.member_epoch) == (Error.NONE, 2)
+        assert (await world.restarted()).group().members.keys() == {"one", "two"}
+
+    run(work)
+
+
+def test_a_group_whose_first_member_cannot_be_stored_does_not_exist() -> None:
+    async def work(world: World) -> None:
+        await world.groups.prepare()
+        world.log.error = DiskFailed("full")
+        assert (await world.beat(joining("one", "six"))).error_code is Error.NOT_COORDINATOR
+        assert not world.groups.groups()
+        long = replace(joining("one", "six"), member_id="x" * 40_000)
+        assert (await world.beat(long)).error_code is Error.UNKNOWN_SERVER_ERROR
+        assert not world.groups.groups()
+
+    run(work)
+
+
+def test_an_empty_classic_group_becomes_a_consumer_group_with_its_offsets() -> None:
+    async def work(world: World) -> None:
+        assert await world.commit() == [Error.NONE]
+        assert isinstance(world.groups.groups()["g"], Group)
+        world.log.error = DiskFailed("full")
+        assert (await world.beat(joining("one", "six"))).error_code is Error.NOT_COORDINATOR
+        assert isinstance(world.groups.groups()["g"], Group), "the conversion failed"
+        world.log.error = None
+        assert not (await world.beat(joining("one", "six"))).error_code
+        again = await world.restarted()
+        for each in (world, again):
+            assert isinstance(each.groups.groups()["g"], ConsumerGroup)
+            assert each.groups.offsets_of("g")[P0].value.offset == 5
+
+    run(work)
+
+
+def test_a_classic_group_with_members_refuses_members_of_the_other_protocol() -> None:
+    async def work(world: World) -> None:
+        await world.groups.prepare()
+        joined = asyncio.ensure_future(world.groups.join(classic_joining(), CLIENT, 3))
+        await asyncio.sleep(0)
+        world.ms += 1
+        world.groups.advance()
+        await joined
+        found = await world.beat(joining("one", "six"))
+        assert (found.error_code, found.error_message) == (
+            Error.GROUP_ID_NOT_FOUND,
+            "Cannot upgrade classic group g to consumer group because online upgrade is disabled.",
+        )
+        assert (await world.beat(beating("one", 1))).error_message == "Group g is not a consumer group."
+
+    run(work)
+
+
+def test_a_consumer_group_becomes_a_classic_one_when_it_is_empty() -> None:
+    async def work(world: World) -> None:
+        await world.beat(joining("one", "six"))
+        assert await world.commit(1, "one") == [Error.NONE]
+        refused = await world.groups.join(classic_joining(), CLIENT, 9)
+        assert refused.error_code is Error.INCONSISTENT_GROUP_PROTOCOL
+        await world.beat(beating("one", -1))
+        found = await world.groups.join(classic_joining(), CLIENT, 9)
+        assert found.error_code is Error.MEMBER_ID_REQUIRED
+        assert isinstance(world.groups.groups()["g"], Group)
+        assert await world.commit(offset=6) == [Error.NONE]  # after the tombstones
+        again = await world.restarted()
+        assert isinstance(again.groups.groups()["g"], Group)
+        assert again.groups.offsets_of("g")[P0].value.offset == 6
+
+    run(work)
+
+
+def test_members_are_unknown_to_the_classic_protocol_but_an_administrator_removes_them() -> None:
+    async def work(world: World) -> None:
+        await world.beat(joining("one", "six"))
+        await world.beat(joining("two", "six", instance_id="i"))
+        beat = HeartbeatRequest(group_id="g", generation_id=1, member_id="one")
+        assert world.groups.heartbeat(beat) is Error.UNKNOWN_MEMBER_ID
+        sync = SyncGroupRequest(group_id="g", generation_id=1, member_id="one")
+        assert (await world.groups.sync(sync)).error_code is Error.UNKNOWN_MEMBER_ID
+        left = await world.leave(
+            MemberIdentity(member_id="nobody"),
+            MemberIdentity(member_id="", group_instance_id="j"),
+            MemberIdentity(member_id="one", group_instance_id="i"),
+            MemberIdentity(member_id="", group_instance_id="i"),
+            MemberIdentity(member_id="one"),
+        )
+        assert [each.error_code for each in left.members] == [
+            Error.UNKNOWN_MEMBER_ID,
+            Error.UNKNOWN_MEMBER_ID,
+            Error.FENCED_INSTANCE_ID,
+            Error.NONE,
+            Error.NONE,
+        ]
+        assert (await world.restarted()).group().is_idle
+
+    run(work)
+
+
+def test_commits_and_reads_need_the_epoch() -> None:
+    async def work(world: World) -> None:
+        await world.beat(joining("one", "six"))
+        assert await world.commit(1, "one") == [Error.NONE]
+        assert await world.commit(2, "one") == [Error.STALE_MEMBER_EPOCH]
+        assert await world.commit() == [Error.UNKNOWN_MEMBER_ID]
+        assert world.groups.check_fetch("g", "one", 1) is Error.NONE
+        assert world.groups.check_fetch("g", "one", 2) is Error.STALE_MEMBER_EPOCH
+        assert world.groups.check_fetch("none", "one", 2) is Error.NONE
+
+    run(work)
+
+
+def test_sessions_end_and_an_empty_group_is_deleted_with_its_records() -> None:
+    async def work(world: World) -> None:
+        await world.beat(joining("one", "six"))
+        assert await world.groups.delete_groups(["g"]) == [Error.NON_EMPTY_GROUP]
+        world.ms += SESSION_MS
+        world.groups.advance()
+        await until(lambda: not world.groups.consumers.is_busy(world.group()))
+        assert world.group().state is GroupState.EMPTY
+        assert (await world.restarted()).group().is_idle
+        assert await world.groups.delete_groups(["g"]) == [Error.NONE]
+        assert not world.groups.groups()
+        assert not (await world.restarted()).groups.groups()
+
+    run(work)
+
+
+def test_an_empty_group_without_offsets_expires() -> None:
+    async def work(world: World) -> None:
+        await world.beat(joining("one", "six"))
+        assert await world.commit(1, "one") == [Error.NONE]
+        await world.beat(beating("one", -1))
+        world.ms += SETTINGS.offsets_retention_ms - 1
+        world.groups.expire()
+        await asyncio.sleep(0.01)
+        assert "g" in world.groups.groups()
+        world.ms += 1
+        world.groups.expire()
+        await until(lambda: "g" not in world.groups.groups())
+        assert not (await world.restarted()).groups.groups()
+
+    run(work)
+
+
+def test_expressions_match_only_what_the_client_may_see() -> None:
+    async def work(world: World) -> None:
+        request = joining("one", subscribed_topic_names=None, subscribed_topic_regex="...")
+        found = await world.beat(request)
+        assert (found.member_epoch, found.assignment and found.assignment.topic_partitions) == (1, ())
+        await until(lambda: world.group().epoch == 2 and not world.groups.consumers.is_busy(world.group()))
+        found = await world.beat(beating("one", 1))
+        assert found.assignment is not None
+        assert [each.topic_id for each in found.assignment.topic_partitions] == [id_of("six")]
+        assert (await world.restarted()).group().regexes == world.group().regexes
+        await world.beat(beating("one", -1))
+        assert not (await world.restarted()).group().regexes
+
+    run(work)
+
+
+def test_the_node_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(world: World) -> None:
+        monkeypatch.setattr(coordinators, "GROUPS_MAX", 1)
+        assert not (await world.beat(joining("one", "six"))).error_code
+        other = replace(joining("one", "six"), group_id="other")
+        assert (await world.beat(other)).error_code is Error.GROUP_MAX_SIZE_REACHED
+        monkeypatch.setattr(coordinators, "MEMBER_BYTES_MAX", 5000)
+        assert (await world.beat(joining("two", "six"))).error_code is Error.GROUP_MAX_SIZE_REACHED
+        assert not (await world.beat(beating("one", 1))).error_code
+
+    run(work)
+
+
+def test_old_clients_get_a_member_id() -> None:
+    async def work(world: World) -> None:
+        found = await world.beat(joining("", "six"), version=0)
+        assert len(found.member_id or "") == 22
+        assert (await world.beat(joining("", "six"), version=1)).error_code is Error.INVALID_REQUEST
+        assert (await world.beat(joining(" ", "six"), version=1)).error_message == "MemberId can't be empty."
+
+    run(work)
+
+
+def test_nothing_is_answered_before_the_load() -> None:
+    async def work() -> None:
+        world = World()
+        try:
+            assert (await world.beat(joining("one", "six"))).error_code is Error.COORDINATOR_LOAD_IN_PROGRESS
+        finally:
+            world.close()
+
+    asyncio.run(work())

@@ -1,0 +1,583 @@
+"""The state machine of one group of the consumer protocol (KIP-848). No I/O and no clock.
+
+| state | of the group |
+|---|---|
+| Empty | no members |
+| Assigning | the target assignment is older than the group epoch: the next heartbeat computes it |
+| Reconciling | a member is not STABLE in the epoch of the target assignment |
+| Stable | otherwise |
+
+| event | effect |
+|---|---|
+| heartbeat, epoch 0 | a new member, or the successor of a static member that left for now; group epoch + 1 |
+| heartbeat, its epoch | its session begins anew; group epoch + 1 for another subscription or other topics |
+| heartbeat, the epoch before, owning no others | the same: the last response was lost |
+| heartbeat, another epoch | FENCED_MEMBER_EPOCH |
+| heartbeat of a static member, epoch -2 | it left for now: its partitions wait for a successor until its session ends |
+| heartbeat, epoch -1; end of a session or of a rebalance timeout | the member is removed; group epoch + 1 |
+| regular expressions resolved | group epoch + 1 if they match other topics |
+
+A heartbeat computes a new target assignment if the group epoch is newer, then it takes the member one step towards
+it (`reconciliation`). Every change of the state is the record of one key: `replay` is the only function that changes
+it, so a load from the log gives the same state. `changes` collects the records, with the value before each, to take
+back what could not be stored.
+
+| invariant |
+|---|
+| a partition has at most one owner |
+| the group epoch rises; target epoch <= group epoch; a member's epoch <= target epoch |
+| members that heartbeat and revoke become STABLE in the target epoch, with the target assignment |
+
+Source: kafka `GroupMetadataManager.consumerGroupHeartbeat`, `ConsumerGroup`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+from uuid import UUID
+
+from tiered.serve.groups.consumer.assignments import (
+    TOPIC_BYTES,
+    is_subset,
+    message_of,
+    owned_of,
+    partitions_of,
+    size_of,
+)
+from tiered.serve.groups.consumer.assignors import ASSIGNORS, Subscriber
+from tiered.serve.groups.consumer.reconciliation import reconciled
+from tiered.serve.groups.consumer.records import (
+    NO_PARTITIONS,
+    Assignment,
+    ConsumerKey,
+    ConsumerValue,
+    Current,
+    GroupEpoch,
+    Kind,
+    MemberMetadata,
+    MemberState,
+    ResolvedRegex,
+    Target,
+    TargetEpoch,
+)
+from tiered.serve.groups.consumer.regexes import regex_error
+from tiered.serve.groups.deadlines import Deadlines
+from tiered.serve.groups.group_settings import GroupSettings
+from tiered.serve.groups.group_states import GroupState, Moment
+from tiered.serve.groups.members import CONSUMERS, Client
+from tiered.serve.groups.offsets_records import GroupKey
+from tiered.serve.messages.base import Error
+from tiered.serve.messages.consumer_groups import (
+    JOINS,
+    LEAVES,
+    LEAVES_FOR_NOW,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
+from tiered.serve.record_source import ServedTopic
+
+MEMBER_BYTES = 2000  # of the objects of a member, without its texts
+REGEXES_MAX = 100  # different ones of a group
+_REFRESH_PAUSE_MS = 10_000  # between two resolutions of regular expressions
+_SESSION, _REBALANCE = "session", "rebalance"
+_HASH_BYTES = 8
+Topics = Mapping[str, ServedTopic]
+
+
+class Refused(Exception):
+    """A request without effect."""
+
+    def __init__(self, code: Error, message: str | None = None) -> None:
+        super().__init__(code, message)
+        self.code, self.message = code, message
+
+
+class Change(NamedTuple):
+    """A record, and the value that the key had before. A `GroupKey`: the group was a classic one."""
+
+    key: ConsumerKey | GroupKey
+    value: ConsumerValue | None
+    before: ConsumerValue | None
+
+
+@dataclass(frozen=True, slots=True)
+class Beaten:
+    """`regexes` are to be resolved."""
+
+    response: ConsumerGroupHeartbeatResponse
+    regexes: frozenset[str] = frozenset()
+
+
+class ConsumerGroup:
+    """`new_member_id` makes a unique member id."""
+
+    protocol_type = CONSUMERS
+
+    def __init__(self, group_id: str, settings: GroupSettings, new_member_id: Callable[[], str]) -> None:
+        self.group_id, self._settings, self._new_member_id = group_id, settings, new_member_id
+        self.epoch = self.assignment_epoch = self.metadata_hash = 0
+        self.members: dict[str, MemberMetadata] = {}
+        self.targets: dict[str, Assignment] = {}
+        self.regexes: dict[str, ResolvedRegex] = {}
+        self.static: dict[str, str] = {}  # member ids by instance id
+        self.changes: list[Change] = []
+        self.size_bytes = 0
+        self.is_resolving = False
+        self._hashed: tuple[Topics, int] | None = None  # the metadata hash with these topics
+        self._currents: dict[str, Current] = {}
+        self._owners: dict[tuple[UUID, int], str] = {}
+        self._topic_subscribers: Counter[str] = Counter()
+        self._regex_subscribers: Counter[str] = Counter()
+        self._resolved_topics: Topics | None = None  # those that the regular expressions were resolved with
+        self._deadlines: Deadlines[tuple[str, str]] = Deadlines()
+
+    @classmethod
+    def loaded(
+        cls,
+        group_id: str,
+        records: Mapping[ConsumerKey, ConsumerValue],
+        settings: GroupSettings,
+        new_member_id: Callable[[], str],
+        now: Moment,
+    ) -> ConsumerGroup:
+        """The group of its records. All members have a session timeout from now on."""
+        group = cls(group_id, settings, new_member_id)
+        for key, value in records.items():
+            group.replay(key, value)
+        for name in group.members:
+            group._expect_heartbeat(name, now)
+            if group.current(name).state is MemberState.UNREVOKED_PARTITIONS:
+                group._expect_revocation(name, now)
+        return group
+
+    # What the coordinator reads
+
+    @property
+    def state(self) -> GroupState:
+        if not self.members:
+            return GroupState.EMPTY
+        if self.epoch > self.assignment_epoch:
+            return GroupState.ASSIGNING
+        return GroupState.STABLE if all(map(self._is_reconciled, self.members)) else GroupState.RECONCILING
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        return self._deadlines.next_ms()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.members
+
+    def current(self, member_id: str) -> Current:
+        return self._currents.get(member_id) or Current()
+
+    def is_subscribed(self, topic: str) -> bool:
+        return topic in self._subscribed()
+
+    def expiry_base_ms(self, commit_ms: int, topic: str) -> int | None:
+        """As that of a classic group. Source: kafka `ConsumerGroup.offsetExpirationCondition`."""
+        return None if self.is_subscribed(topic) else commit_ms
+
+    def record_keys(self) -> Iterator[ConsumerKey]:
+        """Of all records of the group, in an order in which tombstones leave a group that loads."""
+        named = ((Kind.CURRENT, self._currents), (Kind.TARGET, self.targets), (Kind.MEMBER, self.members))
+        for kind, found in (*named, (Kind.REGEX, self.regexes)):
+            yield from (ConsumerKey(kind, self.group_id, each) for each in found)
+        yield ConsumerKey(Kind.TARGET_EPOCH, self.group_id)
+        yield ConsumerKey(Kind.GROUP, self.group_id)
+
+    def check_commit(
+        self, epoch: int, member_id: str, instance_id: str | None, *, is_transactional: bool, knows_epochs: bool
+    ) -> Error:
+        """Whether a member may commit offsets. Source: kafka `ConsumerGroup.validateOffsetCommit`."""
+        if epoch < 0 and not self.members:
+            return Error.NONE
+        if is_transactional and epoch == LEAVES and not member_id and instance_id is None:
+            return Error.NONE
+        if member_id not in self.members:
+            return Error.UNKNOWN_MEMBER_ID
+        if not is_transactional and not knows_epochs:
+            return Error.UNSUPPORTED_VERSION
+        if epoch == self.current(member_id).epoch:
+            return Error.NONE
+        return Error.ILLEGAL_GENERATION if is_transactional else Error.STALE_MEMBER_EPOCH
+
+    def check_fetch(self, member_id: str | None, epoch: int) -> Error:
+        """Whether a member may read offsets. Source: kafka `ConsumerGroup.validateOffsetFetch`."""
+        if member_id is None and epoch < 0:
+            return Error.NONE
+        if member_id is None or member_id not in self.members:
+            return Error.UNKNOWN_MEMBER_ID
+        return Error.NONE if epoch == self.current(member_id).epoch else Error.STALE_MEMBER_EPOCH
+
+    def assignor(self) -> str:
+        """The assignor that most members want. Source: kafka `ConsumerGroup.computePreferredServerAssignor`."""
+        votes = Counter(each.assignor for each in self.members.values() if each.assignor in ASSIGNORS)
+        return next((str(name) for name, _ in votes.most_common(1)), next(iter(ASSIGNORS)))
+
+    # Events
+
+    def heartbeat(self, request: ConsumerGroupHeartbeatRequest, client: Client, topics: Topics, now: Moment) -> Beaten:
+        """Raises Refused, which changes nothing."""
+        if request.member_epoch in (LEAVES, LEAVES_FOR_NOW):
+            return self._leave(request, topics)
+        member_id, owned = request.member_id or self._new_member_id(), owned_of(request)
+        self._check_room(request.member_id)
+        former = self._check_member(request, member_id, owned)
+        before = self.members.get(former or member_id, MemberMetadata())
+        updated = _updated(before, request, client)
+        self._check_regex(before, updated)
+        if former is not None:
+            self._replace(former, member_id)
+        is_bumped = self._subscribe(member_id, updated)
+        regexes = self._regexes_to_resolve(topics, now)
+        if is_bumped or self._hash(topics) != self.metadata_hash:
+            self._bump(topics)
+        if self.epoch > self.assignment_epoch:
+            self._assign(topics)
+        current = self.current(member_id)
+        following = reconciled(
+            current, self.assignment_epoch, self.targets.get(member_id, NO_PARTITIONS), self._is_owned, owned
+        )
+        if following != current:
+            self._put(Kind.CURRENT, member_id, following)
+            if following.state is MemberState.UNREVOKED_PARTITIONS:
+                self._expect_revocation(member_id, now)
+            else:
+                self._deadlines.cancel((_REBALANCE, member_id))
+        self._expect_heartbeat(member_id, now)
+        has_all = (
+            request.rebalance_timeout_ms != -1
+            and (request.subscribed_topic_names is not None or request.subscribed_topic_regex is not None)
+            and owned is not None
+        )
+        shows = request.member_epoch == JOINS or has_all or following.assigned != current.assigned
+        response = ConsumerGroupHeartbeatResponse(
+            member_id=member_id,
+            member_epoch=following.epoch,
+            heartbeat_interval_ms=self._settings.consumer_heartbeat_interval_ms,
+            assignment=message_of(following.assigned) if shows else None,
+        )
+        return Beaten(response, regexes)
+
+    def remove(self, member_id: str, topics: Topics) -> None:
+        """Remove a member; its partitions have no owner."""
+        regex = self.members[member_id].regex
+        for kind in (Kind.CURRENT, Kind.TARGET, Kind.MEMBER):
+            self._put(kind, member_id, None)
+        if regex and not self._regex_subscribers[regex]:
+            self._put(Kind.REGEX, regex, None)
+        self._bump(topics)
+
+    def resolved(self, found: Mapping[str, tuple[str, ...]], topics: Topics, now: Moment) -> None:
+        """The topics of regular expressions. Source: kafka `GroupMetadataManager.handleRegularExpressionsResult`."""
+        self.is_resolving, self._resolved_topics = False, topics
+        is_changed = False
+        for regex, names in found.items():
+            known = self.regexes.get(regex)
+            if self._regex_subscribers[regex]:
+                is_changed = is_changed or names != (known.topics if known is not None else ())
+                self._put(Kind.REGEX, regex, ResolvedRegex(names, resolved_ms=now.wall_ms))
+        if is_changed:
+            self._bump(topics)
+
+    def advance(self, topics: Topics, now: Moment) -> None:
+        """Remove members whose deadline has come."""
+        for kind, member_id in list(self._deadlines.pop_due(now.ticks_ms)):
+            is_late = kind == _SESSION or self.current(member_id).state is MemberState.UNREVOKED_PARTITIONS
+            if member_id in self.members and is_late:
+                self.remove(member_id, topics)
+
+    def replaces_classic(self) -> None:
+        """The group was an empty classic one."""
+        self.changes.append(Change(GroupKey(self.group_id), None, None))
+
+    def take_changes(self) -> list[Change]:
+        changes, self.changes = self.changes, []
+        return changes
+
+    def revert(self, changes: list[Change]) -> None:
+        """Take back the latest changes, which could not be stored."""
+        for key, _, before in reversed(changes):
+            if isinstance(key, ConsumerKey):
+                self.replay(key, before)
+
+    def replay(self, key: ConsumerKey, value: ConsumerValue | None) -> None:
+        """The effect of a record; None for a tombstone."""
+        name = key.name
+        self.size_bytes -= self._bytes_of(key)
+        self._hashed = None if key.kind in (Kind.MEMBER, Kind.REGEX) else self._hashed
+        match key.kind, value:
+            case Kind.GROUP, GroupEpoch(epoch, metadata_hash):
+                self.epoch, self.metadata_hash = epoch, metadata_hash
+            case Kind.GROUP, _:
+                self.epoch = self.metadata_hash = 0
+            case Kind.TARGET_EPOCH, _:
+                self.assignment_epoch = value.epoch if isinstance(value, TargetEpoch) else 0
+            case Kind.MEMBER, _:
+                self._replay_member(name, value if isinstance(value, MemberMetadata) else None)
+            case Kind.TARGET, Target(partitions):
+                self.targets[name] = partitions
+            case Kind.TARGET, _:
+                self.targets.pop(name, None)
+            case Kind.CURRENT, _:
+                self._replay_current(name, value if isinstance(value, Current) else None)
+            case Kind.REGEX, ResolvedRegex():
+                self.regexes[name] = value
+            case Kind.REGEX, _:
+                self.regexes.pop(name, None)
+        self.size_bytes += self._bytes_of(key)
+
+    # Private
+
+    def _replay_member(self, name: str, value: MemberMetadata | None) -> None:
+        old = self.members.pop(name, None)
+        if old is not None:
+            self._count(old, -1)
+            if old.instance_id is not None and self.static.get(old.instance_id) == name:
+                del self.static[old.instance_id]
+        if value is not None:
+            self.members[name] = value
+            self._count(value, 1)
+            if value.instance_id is not None:
+                self.static[value.instance_id] = name
+        else:
+            for kind in (_SESSION, _REBALANCE):
+                self._deadlines.cancel((kind, name))
+
+    def _count(self, member: MemberMetadata, change: int) -> None:
+        for counter, names in ((self._topic_subscribers, member.topics), (self._regex_subscribers, [member.regex])):
+            for each in names:
+                if each:
+                    counter[each] += change
+                    if not counter[each]:
+                        del counter[each]
+
+    def _replay_current(self, name: str, value: Current | None) -> None:
+        old = self._currents.pop(name, None)
+        for where in partitions_of(old):
+            if self._owners.get(where) == name:
+                del self._owners[where]
+        if value is not None:
+            self._currents[name] = value
+            self._owners.update(dict.fromkeys(partitions_of(value), name))
+
+    def _value(self, key: ConsumerKey) -> ConsumerValue | None:
+        match key.kind:
+            case Kind.GROUP:
+                return GroupEpoch(self.epoch, self.metadata_hash) if self.epoch else None
+            case Kind.TARGET_EPOCH:
+                return TargetEpoch(self.assignment_epoch) if self.assignment_epoch else None
+            case Kind.MEMBER:
+                return self.members.get(key.name)
+            case Kind.TARGET:
+                return Target(self.targets[key.name]) if key.name in self.targets else None
+            case Kind.CURRENT:
+                return self._currents.get(key.name)
+            case Kind.REGEX:
+                return self.regexes.get(key.name)
+            case Kind.PARTITION_METADATA:
+                return None
+
+    def _bytes_of(self, key: ConsumerKey) -> int:
+        match self._value(key):
+            case MemberMetadata() as member:
+                texts = (key.name, member.instance_id, member.rack_id, member.client_id, member.regex, *member.topics)
+                return MEMBER_BYTES + sum(TOPIC_BYTES + len(each or "") for each in texts)
+            case Target(partitions):
+                return size_of(partitions)
+            case Current() as current:
+                return 2 * size_of(current.assigned) + 2 * size_of(current.revoking)
+            case ResolvedRegex(topics):
+                return len(key.name) + sum(TOPIC_BYTES + len(each) for each in topics)
+            case _:
+                return 0
+
+    def _put(self, kind: Kind, name: str, value: ConsumerValue | None) -> None:
+        key = ConsumerKey(kind, self.group_id, name)
+        self.changes.append(Change(key, value, self._value(key)))
+        self.replay(key, value)
+
+    def _is_owned(self, topic: UUID, number: int) -> bool:
+        return (topic, number) in self._owners
+
+    def _is_reconciled(self, member_id: str) -> bool:
+        current = self.current(member_id)
+        return current.state is MemberState.STABLE and current.epoch == self.assignment_epoch
+
+    def _expect_heartbeat(self, member_id: str, now: Moment) -> None:
+        self._deadlines.set((_SESSION, member_id), now.ticks_ms + self._settings.consumer_session_timeout_ms)
+
+    def _expect_revocation(self, member_id: str, now: Moment) -> None:
+        timeout_ms = max(0, self.members[member_id].rebalance_timeout_ms)
+        self._deadlines.set((_REBALANCE, member_id), now.ticks_ms + timeout_ms)
+
+    def _check_room(self, member_id: str) -> None:
+        most = self._settings.consumer_max_size
+        if len(self.members) >= most and member_id not in self.members:
+            text = f"The consumer group has reached its maximum capacity of {most} members."
+            raise Refused(Error.GROUP_MAX_SIZE_REACHED, text)
+
+    def _check_member(
+        self, request: ConsumerGroupHeartbeatRequest, member_id: str, owned: Assignment | None
+    ) -> str | None:
+        """The static member that the new one succeeds."""
+        instance_id = request.instance_id
+        existing = self.static.get(instance_id) if instance_id is not None else None
+        if request.member_epoch == JOINS and instance_id is not None:
+            if existing is not None and self.current(existing).epoch != LEAVES_FOR_NOW:
+                text = (
+                    f"Static member {member_id} with instance id {instance_id} cannot join the group because the "
+                    f"instance id is owned by {existing} member."
+                )
+                raise Refused(Error.UNRELEASED_INSTANCE_ID, text)
+            return existing
+        if instance_id is not None:
+            self._check_static(member_id, instance_id)
+        elif member_id not in self.members and request.member_epoch != JOINS:
+            raise Refused(Error.UNKNOWN_MEMBER_ID, self._unknown(member_id))
+        self._check_epoch(self.current(member_id), request.member_epoch, owned)
+        return None
+
+    def _check_static(self, member_id: str, instance_id: str) -> None:
+        existing = self.static.get(instance_id)
+        if existing is None:
+            raise Refused(Error.UNKNOWN_MEMBER_ID, f"Instance id {instance_id} is unknown.")
+        if existing != member_id:
+            text = f"Static member {member_id} with instance id {instance_id} was fenced by member {existing}."
+            raise Refused(Error.FENCED_INSTANCE_ID, text)
+
+    def _check_epoch(self, current: Current, epoch: int, owned: Assignment | None) -> None:
+        """Source: kafka `GroupMetadataManager.throwIfConsumerGroupMemberEpochIsInvalid`."""
+        is_retry = epoch == current.previous_epoch and owned is not None and is_subset(owned, current.assigned)
+        if epoch > current.epoch or (epoch < current.epoch and not is_retry):
+            kind = "greater" if epoch > current.epoch else "smaller"
+            text = (
+                f"The consumer group member has a {kind} member epoch ({epoch}) than the one known by the group "
+                f"coordinator ({current.epoch}). The member must abandon all its partitions and rejoin."
+            )
+            raise Refused(Error.FENCED_MEMBER_EPOCH, text)
+
+    def _check_regex(self, before: MemberMetadata, updated: MemberMetadata) -> None:
+        regex = updated.regex
+        if not regex or regex == before.regex or self._regex_subscribers[regex]:
+            return
+        if (reason := regex_error(regex)) is not None:
+            text = f"SubscribedTopicRegex `{regex}` is not a valid regular expression: {reason}."
+            raise Refused(Error.INVALID_REGULAR_EXPRESSION, text)
+        if len(self._regex_subscribers) >= REGEXES_MAX:
+            raise Refused(Error.GROUP_MAX_SIZE_REACHED, f"The group has {REGEXES_MAX} regular expressions already.")
+
+    def _unknown(self, member_id: str) -> str:
+        return f"Member {member_id} is not a member of group {self.group_id}."
+
+    def _replace(self, former: str, member_id: str) -> None:
+        """A static member comes back with another member id."""
+        member, target, current = self.members[former], self.targets.get(former), self.current(former)
+        for kind in (Kind.CURRENT, Kind.TARGET, Kind.MEMBER):
+            self._put(kind, former, None)
+        self._put(Kind.MEMBER, member_id, member)
+        self._put(Kind.TARGET, member_id, Target(target or NO_PARTITIONS))
+        self._put(Kind.CURRENT, member_id, replace(current, epoch=0, previous_epoch=0))
+
+    def _subscribe(self, member_id: str, updated: MemberMetadata) -> bool:
+        """Store a member's changes. Whether the group needs a new assignment."""
+        before = self.members.get(member_id)
+        is_bumped = self.epoch == 0
+        if updated == before:
+            return is_bumped
+        old_topics, old_regex = (before.topics, before.regex) if before is not None else ((), "")
+        is_known = bool(updated.regex) and self._regex_subscribers[updated.regex or ""] > 0
+        self._put(Kind.MEMBER, member_id, updated)
+        if updated.regex != old_regex:
+            if old_regex and not self._regex_subscribers[old_regex]:
+                self._put(Kind.REGEX, old_regex, None)
+            is_bumped = is_bumped or (is_known and updated.regex in self.regexes)
+        return is_bumped or updated.topics != old_topics
+
+    def _regexes_to_resolve(self, topics: Topics, now: Moment) -> frozenset[str]:
+        """Source: kafka `GroupMetadataManager.maybeUpdateRegularExpressions`."""
+        if not self._regex_subscribers or self.is_resolving:
+            return frozenset()
+        last_ms = max((each.resolved_ms for each in self.regexes.values()), default=None)
+        age_ms = None if last_ms is None else now.wall_ms - last_ms
+        if age_ms is not None and 0 <= age_ms < _REFRESH_PAUSE_MS:
+            return frozenset()
+        is_due = age_ms is None or not 0 <= age_ms < self._settings.consumer_regex_refresh_interval_ms
+        is_unresolved = self._regex_subscribers.keys() != self.regexes.keys()
+        has_other_topics = self._resolved_topics is None or self._resolved_topics.keys() != topics.keys()
+        return frozenset(self._regex_subscribers) if is_due or is_unresolved or has_other_topics else frozenset()
+
+    def _leave(self, request: ConsumerGroupHeartbeatRequest, topics: Topics) -> Beaten:
+        member_id, instance_id = request.member_id, request.instance_id
+        if instance_id is not None:
+            self._check_static(member_id, instance_id)
+        elif member_id not in self.members:
+            raise Refused(Error.UNKNOWN_MEMBER_ID, self._unknown(member_id))
+        if instance_id is not None and request.member_epoch == LEAVES_FOR_NOW:
+            left = replace(self.current(member_id), epoch=LEAVES_FOR_NOW, revoking=NO_PARTITIONS)
+            self._put(Kind.CURRENT, member_id, left)
+        else:
+            self.remove(member_id, topics)
+        return Beaten(ConsumerGroupHeartbeatResponse(member_id=member_id, member_epoch=request.member_epoch))
+
+    def _bump(self, topics: Topics) -> None:
+        self._put(Kind.GROUP, "", GroupEpoch(self.epoch + 1, self._hash(topics)))
+
+    def _subscribed(self) -> set[str]:
+        """The topics of all members."""
+        return set(self._topic_subscribers).union(*(each.topics for each in self.regexes.values()))
+
+    def _hash(self, topics: Topics) -> int:
+        """Of the subscribed topics that exist; 0 for none. Not Kafka's: a broker that loads it assigns once more."""
+        if self._hashed is not None and self._hashed[0] is topics:
+            return self._hashed[1]
+        found = [topics[name] for name in sorted(self._subscribed() & topics.keys())]
+        text = "\n".join(f"{each.name} {each.topic_id} {len(each.partitions)}" for each in found)
+        digest = hashlib.blake2b(text.encode(), digest_size=_HASH_BYTES).digest()
+        self._hashed = topics, (int.from_bytes(digest, "big", signed=True) or 1) if found else 0
+        return self._hashed[1]
+
+    def _assign(self, topics: Topics) -> None:
+        """Compute the target assignment of the group epoch. Source: kafka `TargetAssignmentBuilder`."""
+        known: dict[tuple[tuple[str, ...], str | None], frozenset[UUID]] = {}
+        subscribers = []
+        for name, member in self.members.items():
+            wanted = member.topics, member.regex
+            if wanted not in known:
+                regex = self.regexes.get(member.regex or "")
+                names = {*member.topics, *(regex.topics if regex is not None else ())} & topics.keys()
+                ids = (topics[each].topic_id for each in names)
+                known[wanted] = frozenset(each for each in ids if each is not None)
+            target = self.targets.get(name, NO_PARTITIONS)
+            subscribers.append(Subscriber(name, member.instance_id, known[wanted], target))
+        every = frozenset[UUID]().union(*known.values())
+        counts = {
+            each.topic_id: len(each.partitions)
+            for each in topics.values()
+            if each.topic_id is not None and each.topic_id in every
+        }
+        found = ASSIGNORS[self.assignor()](subscribers, counts)
+        for name, partitions in found.items():
+            if self.targets.get(name) != partitions:
+                self._put(Kind.TARGET, name, Target(partitions))
+        self._put(Kind.TARGET_EPOCH, "", TargetEpoch(self.epoch))
+
+
+def _updated(before: MemberMetadata, request: ConsumerGroupHeartbeatRequest, client: Client) -> MemberMetadata:
+    """The member with the fields that the request has."""
+    names, timeout_ms = request.subscribed_topic_names, request.rebalance_timeout_ms
+    return MemberMetadata(
+        instance_id=before.instance_id if request.instance_id is None else request.instance_id,
+        rack_id=before.rack_id if request.rack_id is None else request.rack_id,
+        client_id=client.client_id,
+        client_host=client.host,
+        topics=before.topics if names is None else tuple(sorted(set(names))),
+        regex=before.regex if request.subscribed_topic_regex is None else request.subscribed_topic_regex,
+        rebalance_timeout_ms=before.rebalance_timeout_ms if timeout_ms == -1 else timeout_ms,
+        assignor=before.assignor if request.server_assignor is None else request.server_assignor,
+    )
