@@ -14,11 +14,12 @@ from tiered.config.units import format_count
 
 
 class ListedGroup(Struct):
-    """A group and its state by Kafka's name."""
+    """A group and its state by Kafka's name. `type` is its protocol: classic or consumer."""
 
     group: Annotated[str, text("GROUP")]
     state: Annotated[str, text("STATE")]
     protocol_type: Annotated[str, text("PROTOCOL TYPE")]
+    type: Annotated[str, text("TYPE")]
 
 
 class Groups(Result):
@@ -39,6 +40,7 @@ class DescribedGroup(Result):
     """``tiered group describe``."""
 
     group: str
+    type: str
     state: str
     members: int
     offsets: list[GroupOffset]
@@ -70,7 +72,7 @@ def list_groups(session: Session, output: str = OUTPUT) -> None:
 
     with session.node(read_only=True) as node:
         found = group_calls.list_groups(node.client)
-    rows = [ListedGroup(each.group_id, each.group_state, each.protocol_type) for each in found]
+    rows = [ListedGroup(each.group_id, each.group_state, each.protocol_type, each.group_type) for each in found]
     print_result(Groups(sorted(rows, key=lambda row: row.group)), output)
 
 
@@ -82,8 +84,8 @@ def describe(session: Session, name: str = argument(), output: str = OUTPUT) -> 
     with session.node(read_only=True) as node:
         found, offsets = group_calls.describe_group(node.client, name), group_calls.group_offsets(node.client, name)
     rows = [GroupOffset.of(each.partition, each) for each in offsets]
-    print_result(DescribedGroup(name, found.group_state, len(found.members), rows), output)
-    session.say(f"group {name}: state={found.group_state} members={len(found.members)}")
+    print_result(DescribedGroup(name, found.type, found.state, found.members, rows), output)
+    session.say(f"group {name}: type={found.type} state={found.state} members={found.members}")
 
 
 @command("reset-offsets", group, example="group reset-offsets readers orders --to earliest --dry-run")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from local.errors import Conflict, InvalidRequest, LogError, NotFound, OffsetOutOfRange, Unavailable
 from local.names import TopicPartition
 from tiered.serve.commands.client import Client
 from tiered.serve.messages.base import Api, Error
 from tiered.serve.messages.cluster import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from tiered.serve.messages.consumer_groups import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
 from tiered.serve.messages.group_offsets import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
@@ -22,7 +23,6 @@ from tiered.serve.messages.group_offsets import (
     OffsetFetchResponse,
 )
 from tiered.serve.messages.groups import (
-    DescribedGroup,
     DescribeGroupsRequest,
     DescribeGroupsResponse,
     ListedGroup,
@@ -66,6 +66,14 @@ class GroupOffset:
         return None if self.end is None else max(0, self.end - self.committed)
 
 
+class GroupFacts(NamedTuple):
+    """`type` is the protocol of a group, `state` Kafka's name."""
+
+    type: str
+    state: str
+    members: int
+
+
 def list_groups(client: Client) -> Sequence[ListedGroup]:
     def ask() -> tuple[int, Sequence[ListedGroup]]:
         response: ListGroupsResponse = client.call(Api.LIST_GROUPS, ListGroupsRequest())
@@ -74,17 +82,26 @@ def list_groups(client: Client) -> Sequence[ListedGroup]:
     return _answered(ask, "cannot list the groups")
 
 
-def describe_group(client: Client, group: str) -> DescribedGroup:
+def describe_group(client: Client, group: str) -> GroupFacts:
     """Raises NotFound for an unknown group."""
 
-    def ask() -> tuple[int, DescribedGroup]:
-        response: DescribeGroupsResponse = client.call(Api.DESCRIBE_GROUPS, DescribeGroupsRequest(groups=(group,)))
-        return response.groups[0].error_code, response.groups[0]
+    def ask() -> tuple[int, GroupFacts]:
+        request = ConsumerGroupDescribeRequest(group_ids=(group,))
+        response: ConsumerGroupDescribeResponse = client.call(Api.CONSUMER_GROUP_DESCRIBE, request)
+        (found,) = response.groups
+        if found.error_code == Error.GROUP_ID_NOT_FOUND:
+            return ask_classic()
+        return found.error_code, GroupFacts("consumer", found.group_state, len(found.members))
 
-    found = _answered(ask, "cannot describe the group", group=group)
-    if found.group_state == "Dead":
+    def ask_classic() -> tuple[int, GroupFacts]:
+        response: DescribeGroupsResponse = client.call(Api.DESCRIBE_GROUPS, DescribeGroupsRequest(groups=(group,)))
+        (found,) = response.groups
+        return found.error_code, GroupFacts("classic", found.group_state, len(found.members))
+
+    facts = _answered(ask, "cannot describe the group", group=group)
+    if facts.state == "Dead":
         raise NotFound("the group does not exist", group=group)
-    return found
+    return facts
 
 
 def group_offsets(client: Client, group: str) -> list[GroupOffset]:
