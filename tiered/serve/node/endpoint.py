@@ -124,6 +124,7 @@ def transaction_coordinator(
 ) -> TransactionCoordinator:
     settings = TransactionSettings.of(manager.config.int_of)
     log = TopicTransactionLog(source, sink, partial(_create_topic, manager, now_ms), now_ms, settings)
+    sink.highest_coordinated_id = log.highest_producer_id
     return TransactionCoordinator(
         log, new_producer_id=sink.new_producer_id, clock_ms=now_ms, settings=settings, on_marker=on_marker
     )

@@ -41,6 +41,8 @@ class NodeSink:
         self._table = manager.partitions
         self._clock = clock
         self._bucket_acks = BucketAcks(manager, clock)
+        # The highest id that is in no producer state: the coordinator's. Raises LogError if it cannot be read.
+        self.highest_coordinated_id: Callable[[], int] = lambda: -1
         self._producer_ids = ProducerIds(manager.directories.places(), self._highest_producer_id)
 
     def append(
@@ -114,7 +116,8 @@ class NodeSink:
             raise RefusedBatch(attempt, error=error, partition=partition, producer_id=producer_id)
 
     def _highest_producer_id(self) -> int:
-        known = (entry.producer_id for each in self._table.all() for entry in each.log.producers())
+        in_logs = (entry.producer_id for each in self._table.all() for entry in each.log.producers())
+        known = (*in_logs, self.highest_coordinated_id())
         return max((each for each in known if each < IGNORED_FROM), default=-1)
 
 

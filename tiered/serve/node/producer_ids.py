@@ -9,8 +9,10 @@ that is not reserved. The highest copy is valid.
 | a copy is written | the next block begins after this one; its ids that were not given are never given |
 
 Logs may hold ids that another node or broker gave: they were restored or adopted. So the first block begins above the
-highest id in the logs too. A copy that cannot be read may be ahead of the others, and its logs may hold higher ids.
-Then the ids begin AHEAD higher.
+highest id in the logs and in the states of transactional ids too. The ids begin AHEAD higher if higher ones may exist:
+
+- A copy cannot be read. It may be ahead of the others, and its logs may hold higher ids.
+- Logs hold ids and there is no copy. Another node gave the ids, and its clients may still use ids that the logs lack.
 
 A client writes the id of its batches itself. No id of a client moves the next block to the end of the range:
 
@@ -96,6 +98,8 @@ class ProducerIds:
             return
         copies = self._file.read()
         reserved = copies.newest.version if copies.newest is not None else 0
-        first = max(reserved, self._highest_in_logs() + 1)
-        self._next = self._end = first + AHEAD if copies.damaged or copies.unavailable else first
+        highest = self._highest_in_logs()
+        first = max(reserved, highest + 1)
+        is_foreign = copies.newest is None and highest >= 0
+        self._next = self._end = first + AHEAD if copies.damaged or copies.unavailable or is_foreign else first
         self._is_read = True

@@ -22,6 +22,7 @@ from tiered.serve.groups.loader import partition_of
 from tiered.serve.record_sink import RecordSink
 from tiered.serve.record_source import RecordSource
 from tiered.serve.transactions.coordinator import EndMarker, TransactionSettings
+from tiered.serve.transactions.transaction_records import decode_key, decode_value
 
 if TYPE_CHECKING:
     from local.log.producer_state import ProducerEntry
@@ -51,6 +52,16 @@ class TopicTransactionLog:
         topic = self._source.topics().get(TRANSACTION_TOPIC)
         for number in topic.partitions if topic is not None else ():
             yield from self._read(TopicPartition(TRANSACTION_TOPIC, number))
+
+    def highest_producer_id(self) -> int:
+        """The highest producer id of all records, -1 without one: an id may have written no batch. Raises LogError."""
+        highest = -1
+        for key, value in self.read_all():
+            name = decode_key(key)
+            if name is not None and value is not None:
+                found = decode_value(name, value)
+                highest = max(highest, found.producer_id, found.next_producer_id)
+        return highest
 
     def append(self, transactional_id: str, key: bytes, value: bytes | None, *, is_durable: bool) -> None:
         where = self._partition_of(transactional_id, creates=True)

@@ -18,7 +18,7 @@ from local.records.isolation import Isolation
 from tiered.manager.manager import LogManager
 from tiered.serve.messages.base import Error
 from tiered.serve.node.node_sink import NodeSink
-from tiered.serve.node.producer_ids import BLOCK, FOREIGN_END, IGNORED_FROM
+from tiered.serve.node.producer_ids import AHEAD, BLOCK, FOREIGN_END, IGNORED_FROM
 from tiered.serve.record_sink import Appended, RefusedBatch
 
 RECORDS = [Record(b"k%d" % at, b"v%d" % at, NOW - at) for at in range(3)]
@@ -155,7 +155,7 @@ def test_a_fenced_partition_refuses_appends() -> None:
 def test_producer_ids_begin_above_those_in_the_logs(manager: LogManager) -> None:
     made = sink(manager)
     made.append(NAME, batch(0, producer_id=500))
-    assert [made.new_producer_id(), made.new_producer_id()] == [501, 502]
+    assert [made.new_producer_id(), made.new_producer_id()] == [501 + AHEAD, 502 + AHEAD]
 
 
 def test_no_client_moves_the_producer_ids_to_the_end_of_their_range(manager: LogManager) -> None:
@@ -170,7 +170,7 @@ def test_no_client_moves_the_producer_ids_to_the_end_of_their_range(manager: Log
     for _ in range(2):
         again = sink(manager)
         new_id = again.new_producer_id()
-        assert FOREIGN_END <= new_id < FOREIGN_END + 10 * BLOCK
+        assert FOREIGN_END <= new_id < FOREIGN_END + AHEAD + 10 * BLOCK
         again.append(NAME, batch(0, producer_id=new_id))
     assert sink(manager).append(NAME, batch(3, producer_id=new_id)).next_offset == 12, "after a restart too"
 
@@ -179,7 +179,7 @@ def test_producer_ids_at_the_end_of_their_range_in_the_log_of_a_broker_are_ignor
     log = manager.partitions.find(NAME).log
     for producer_id in (500, IGNORED_FROM, 2**63 - 1):
         log.append_encoded([batch(0, producer_id=producer_id)], now_ms=NOW)
-    assert sink(manager).new_producer_id() == 501
+    assert sink(manager).new_producer_id() == 501 + AHEAD
 
 
 def test_after_a_crash_acknowledged_records_are_there_and_repeated_batches_are_known() -> None:

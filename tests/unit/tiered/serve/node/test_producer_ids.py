@@ -46,8 +46,15 @@ def test_a_reservation_is_durable_before_its_first_id() -> None:
 
 
 def test_ids_in_the_logs_are_not_given_again(disk: ModelDisk) -> None:
-    assert ids(disk, highest=41).take() == 42
-    assert ids(disk, highest=-1).take() == 42 + BLOCK
+    ids(disk).take()
+    assert ids(disk, highest=5000).take() == 5001
+    assert ids(disk, highest=-1).take() == 5001 + BLOCK
+
+
+def test_ids_of_another_node_may_be_higher_than_those_in_the_logs(disk: ModelDisk) -> None:
+    """A restored directory has no file: clients of the lost node may use ids whose records were not in the bucket."""
+    assert ids(disk, highest=41).take() == 42 + AHEAD
+    assert ids(disk, highest=42 + AHEAD).take() == 42 + AHEAD + BLOCK
 
 
 def test_the_highest_copy_is_valid(disk: ModelDisk) -> None:
@@ -65,6 +72,7 @@ def test_an_unreadable_copy_may_be_ahead(disk: ModelDisk) -> None:
 
 
 def test_no_id_is_given_at_the_end_of_the_range(disk: ModelDisk) -> None:
+    ids(disk).take()
     made = ids(disk, highest=2**63 - BLOCK - 1)
     assert [made.take() for _ in range(BLOCK)][-1] == 2**63 - 1
     for each in (made, ids(disk)):
@@ -73,6 +81,7 @@ def test_no_id_is_given_at_the_end_of_the_range(disk: ModelDisk) -> None:
 
 
 def test_high_ids_are_possible_if_they_are_reserved(disk: ModelDisk) -> None:
+    ids(disk).take()
     made = ids(disk, highest=FOREIGN_END - 1)
     assert [made.is_possible(each) for each in (-1, FOREIGN_END - 1, FOREIGN_END)] == [True, True, False]
     assert made.take() == FOREIGN_END

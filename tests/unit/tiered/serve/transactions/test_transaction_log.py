@@ -153,3 +153,16 @@ def test_a_marker_of_a_deleted_partition_is_not_found(manager: LogManager) -> No
         log.write_marker(TopicPartition("deleted", 0), marker)
     with pytest.raises(NotFound):
         log.flush(TopicPartition("deleted", 0))
+
+
+def test_an_id_of_a_transactional_producer_without_a_batch_is_not_given_again(managers: Managers) -> None:
+    with managers.open() as manager:
+        sink = NodeSink(manager, lambda: NOW)
+        made = transaction_coordinator(manager, NodeSource(manager), sink, lambda: NOW)
+        assert made.load()
+        assert made.init_producer_id("idle", 60_000).producer_id == 0
+    managers.disk.unlink("data/producer-ids.json")
+    with managers.open() as manager:
+        sink = NodeSink(manager, lambda: NOW)
+        made = transaction_coordinator(manager, NodeSource(manager), sink, lambda: NOW)
+        assert sink.new_producer_id() > 0
