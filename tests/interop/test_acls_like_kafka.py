@@ -259,6 +259,24 @@ def requests(ids: Mapping[str, UUID]) -> Mapping[str, tuple[Api, Fields]]:
             Api.OFFSET_DELETE,
             {"group_id": GROUP, "topics": topics(partitions=[{"partition_index": 5}])},
         ),
+        "heartbeat of a consumer": (
+            Api.CONSUMER_GROUP_HEARTBEAT,
+            {"group_id": GROUP, "member_id": "unknown", "member_epoch": 3, "rebalance_timeout": -1},
+        ),
+        "join of a consumer": (
+            Api.CONSUMER_GROUP_HEARTBEAT,
+            {
+                "group_id": "hidden",
+                "member_id": "new",
+                "rebalance_timeout": 0,
+                "subscribed_topic_names": ("t", "other", "missing"),
+                "topic_partitions": (),
+            },
+        ),
+        "describe consumer groups": (
+            Api.CONSUMER_GROUP_DESCRIBE,
+            {"group_ids": [GROUP, "hidden"], "include_authorized_operations": True},
+        ),
         "groups": (Api.LIST_GROUPS, {}),
         "describe groups": (Api.DESCRIBE_GROUPS, {"groups": [GROUP, "hidden"], "include_authorized_operations": True}),
         "delete groups": (Api.DELETE_GROUPS, {"groups_names": ["groups", "hidden"]}),
@@ -476,6 +494,11 @@ def write_security(folder: Path) -> Path:
     path = folder / "security.toml"
     path.write_text("\n".join(tables))
     return path
+
+
+def test_every_served_request_is_sent() -> None:
+    without_rules = {Api.API_VERSIONS, Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE}
+    assert {api for api, _ in requests({}).values()} == set(Api) - without_rules
 
 
 def now_ms() -> int:
