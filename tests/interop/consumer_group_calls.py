@@ -5,6 +5,7 @@ Topic ids of a server are replaced by names. Nothing depends on the order in whi
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
@@ -16,6 +17,7 @@ METADATA, CREATE = 3, 19
 TWO, SIX = "two", "six"  # topics by their numbers of partitions
 TOPICS = {TWO: 2, SIX: 6}
 JOINS = {"member_epoch": 0, "rebalance_timeout": 300_000, "topic_partitions": ()}
+DRAWS = 12
 MEMBERS_MAX = 4  # group.consumer.max.size of both servers
 
 
@@ -229,6 +231,32 @@ def _range(to: Recorder) -> None:
     to.describe("describe the result", group)
 
 
+def _drawn_range(to: Recorder) -> None:
+    """The targets of drawn members are equal."""
+    for seed in range(DRAWS):
+        group = f"drawn-range-{seed}"
+        _join_drawn(to, group, random.Random(seed), "range")
+        to.describe("describe", group)
+
+
+def _drawn_uniform(to: Recorder) -> None:
+    """The targets of drawn members are as balanced, and a member that joins takes as many partitions from others."""
+    for seed in range(DRAWS):
+        group = f"drawn-uniform-{seed}"
+        _join_drawn(to, group, random.Random(seed), "uniform")
+        members = to.server.call(DESCRIBE, 1, group_ids=[group]).groups[0].members
+        sizes = [sum(len(each.partitions) for each in one.target_assignment.topic_partitions) for one in members]
+        to.record(f"sizes {seed}", tuple(sizes))
+
+
+def _join_drawn(to: Recorder, group: str, draw: random.Random, assignor: str) -> None:
+    for at in range(draw.randint(2, MEMBERS_MAX)):
+        topics = draw.choice([[SIX], [TWO], [SIX, TWO], [SIX, TWO]])
+        named = {"instance_id": f"i{draw.randint(0, 99)}-{at}"} if draw.random() < 0.5 else {}
+        member = f"{draw.choice('abcXYZ')}{at}"
+        to.join(f"{group} {at}", group, member, topics, server_assignor=assignor, **named)
+
+
 def _regex(to: Recorder) -> None:
     group = "regex"
     join = {**JOINS, "member_id": "one", "subscribed_topic_names": [], "subscribed_topic_regex": "s.x|nope"}
@@ -263,6 +291,8 @@ SCRIPTS: tuple[Callable[[Recorder], None], ...] = (
     _static,
     _full,
     _range,
+    _drawn_range,
+    _drawn_uniform,
     _regex,
     _conversion,
 )

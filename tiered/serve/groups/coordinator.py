@@ -129,6 +129,7 @@ class GroupCoordinator:
 
     def close(self) -> None:
         """End the threads. Writes at work end by themselves; their clients have no answer."""
+        self.consumers.close()
         self.pool.close()
 
     async def load(self) -> bool:

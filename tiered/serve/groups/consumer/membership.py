@@ -119,6 +119,11 @@ class ConsumerGroups:
         host = self._host
         return ConsumerGroup.loaded(group_id, records, host.settings, self._new_member_id, host.now())
 
+    def close(self) -> None:
+        """End the resolution of regular expressions."""
+        for each in self._tasks:
+            each.cancel()
+
     async def heartbeat(
         self,
         request: ConsumerGroupHeartbeatRequest,

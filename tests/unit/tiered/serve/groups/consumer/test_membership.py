@@ -237,6 +237,25 @@ def test_commits_and_reads_need_the_epoch() -> None:
     run(work)
 
 
+def test_a_commit_in_a_transaction_needs_the_epoch_if_it_names_a_member() -> None:
+    async def work(world: World) -> None:
+        await world.beat(joining("one", "six"))
+        where = world.groups.partition_of("g")
+
+        async def commit(epoch: int, member_id: str) -> list[Error]:
+            committer = Committer(group_id="g", generation=epoch, member_id=member_id)
+            offsets = [NewOffset(partition=P0, offset=7)]
+            return await world.groups.commit_transactional(committer, 9, 0, offsets, partition=where)
+
+        assert await commit(2, "one") == [Error.ILLEGAL_GENERATION]
+        assert await commit(1, "two") == [Error.UNKNOWN_MEMBER_ID]
+        assert await commit(1, "one") == [Error.NONE]
+        assert await commit(-1, "") == [Error.NONE]
+        assert world.groups.is_unstable("g", P0)
+
+    run(work)
+
+
 def test_sessions_end_and_an_empty_group_is_deleted_with_its_records() -> None:
     async def work(world: World) -> None:
         await world.beat(joining("one", "six"))
