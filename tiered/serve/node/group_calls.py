@@ -86,6 +86,8 @@ def describe_group(client: Client, group: str) -> GroupFacts:
     """Raises NotFound for an unknown group."""
 
     def ask() -> tuple[int, GroupFacts]:
+        if not client.serves(Api.CONSUMER_GROUP_DESCRIBE):  # a node of an older version
+            return ask_classic()
         request = ConsumerGroupDescribeRequest(group_ids=(group,))
         response: ConsumerGroupDescribeResponse = client.call(Api.CONSUMER_GROUP_DESCRIBE, request)
         (found,) = response.groups
