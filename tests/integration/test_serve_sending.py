@@ -157,6 +157,12 @@ def test_after_each_burst_other_tasks_run(source: FileSource) -> None:
     assert turns >= 2 * LIMIT // BURST_BYTES - 1
 
 
+def test_the_waits_for_a_client_leave_no_descriptor_open(source: FileSource) -> None:
+    before = len(os.listdir("/dev/fd"))
+    asyncio.run(_sent(source.path))
+    assert len(os.listdir("/dev/fd")) == before
+
+
 def test_a_connection_with_tls_gets_the_same_bytes_in_slices(
     source: FileSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +190,7 @@ async def _sent(path: Path, certificate: str | None = None) -> tuple[bytes, int]
         other.cancel()
         pool.close()
         writer.close()
+        sender.close()
         assert sender.sent_bytes == 2 * LIMIT
         ended.set()
 

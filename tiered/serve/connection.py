@@ -107,6 +107,7 @@ class Connection:
         self.is_local = writer.get_extra_info("socket").family == socket.AF_UNIX
         self._loop = asyncio.get_running_loop()
         self._session = Session(None, self._loop.time, self.address, principal=LOCAL if self.is_local else ANONYMOUS)
+        self._sender: Sender | None = None  # once the client may send requests
         self._muted_until_s = 0.0  # no request is read before
 
     async def serve(self) -> None:
@@ -128,7 +129,11 @@ class Connection:
             for task in self._in_flight:
                 task.cancel()
             self._writer.transport.abort()
-            await self._all_answered()
+            try:
+                await self._all_answered()
+            finally:
+                if self._sender is not None:  # the client sees the end when the response is released
+                    self._loop.call_soon(self._sender.close)
 
     def _end(self, error: Exception) -> None:
         """Log the reason of the end."""
@@ -252,10 +257,11 @@ class Connection:
             try:
                 pieces, count = await self._answered(request.frame, proceed)
             finally:
-                if before is not None:
+                if before is not None and not before.done():
                     await asyncio.wait([before])
             if self._has_failed:
                 return  # the client waits for an earlier response
+            assert self._sender is not None, "made before the first request"
             with self._service.load.sending(memory_bytes(pieces)):
                 await self._sender.send(pieces)
             count(loop.time() - began_s)

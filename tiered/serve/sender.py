@@ -29,14 +29,16 @@ from tiered.serve.messages.base import Piece
 from tiered.serve.read_pool import ReadPool
 
 SLICE_BYTES = 256 << 10
-FILE_SLICE_BYTES = 2 << 20  # smaller slices cost more CPU: the socket's buffer takes up to 4 MiB
+FILE_SLICE_BYTES = 2 << 20
 BURST_BYTES = 4 << 20
+# kafka `socket.send.buffer.bytes`. The bytes of a larger buffer leave the processor cache before the client reads them.
+SOCKET_BUFFER_BYTES = 102_400
 _BUFFERS_MAX = 64  # of one system call; Linux takes 1024
 _cold_reads = itertools.count()
 
 
 class Sender:
-    """Writes to one client. `sent_bytes` counts what the socket took. One call of `send` at a time."""
+    """Writes to one client. `sent_bytes` counts what the socket took. One call of `send` at a time; `close` it."""
 
     def __init__(self, writer: asyncio.StreamWriter, pool: ReadPool, *, send_s: float) -> None:
         """A client that takes less than SLICE_BYTES in `send_s` ends the sending with TimeoutError."""
@@ -46,6 +48,9 @@ class Sender:
         self._is_plain = writer.get_extra_info("ssl_object") is None
         is_tcp = self._socket is not None and self._socket.family in (socket.AF_INET, socket.AF_INET6)
         self._can_cork, self._is_held = self._is_plain and is_tcp and hasattr(socket, "TCP_CORK"), False
+        if is_tcp:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+        self._copy: int | None = None  # of the transport's descriptor, once the client was slower than the server
         self._deadline_s = 0.0
         self._slice_end = self._burst_end = 0  # in `sent_bytes`
         self._transport.set_write_buffer_limits(high=SLICE_BYTES)
@@ -62,6 +67,11 @@ class Sender:
         finally:
             if not self._transport.is_closing():
                 self._hold_back(is_held=False)
+
+    def close(self) -> None:
+        if self._copy is not None:
+            os.close(self._copy)
+            self._copy = None
 
     async def _send_all(self, pieces: Sequence[Piece]) -> None:
         for is_file, group in itertools.groupby(pieces, lambda piece: isinstance(piece, FileRange)):
@@ -148,15 +158,16 @@ class Sender:
     async def _until_writable(self, fd: int) -> None:
         loop = asyncio.get_running_loop()
         writable: asyncio.Future[None] = loop.create_future()
-        # The event loop refuses the transport's own descriptor; a copy of it tells the same.
-        copy = os.dup(fd)
+        if self._copy is None:
+            # The event loop refuses the transport's own descriptor; a copy of it tells the same.
+            self._copy = os.dup(fd)
+        loop.add_writer(self._copy, _finish, writable)
+        timer = loop.call_at(self._deadline_s, _expire, writable)
         try:
-            loop.add_writer(copy, _finish, writable)
-            async with asyncio.timeout_at(self._deadline_s):
-                await writable
+            await writable
         finally:
-            loop.remove_writer(copy)
-            os.close(copy)
+            timer.cancel()
+            loop.remove_writer(self._copy)
 
     def _start_slice(self) -> None:
         self._slice_end = self.sent_bytes + SLICE_BYTES
@@ -174,6 +185,11 @@ def _send_some(parts: Sequence[memoryview], fd: int) -> int:
 def _finish(writable: asyncio.Future[None]) -> None:
     if not writable.done():
         writable.set_result(None)
+
+
+def _expire(writable: asyncio.Future[None]) -> None:
+    if not writable.done():
+        writable.set_exception(TimeoutError())
 
 
 def _shorter(part: FileRange) -> Corrupt:
