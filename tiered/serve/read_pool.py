@@ -82,9 +82,11 @@ class ReadPool:
                     return
                 self._active[found[0]] += 1
             partition, work = found
+            found = None
             try:
                 work()
             finally:
+                del work  # an idle thread holds no result, such as the descriptor of a range
                 with self._has_work:
                     self._active[partition] -= 1
                     if not self._active[partition]:
