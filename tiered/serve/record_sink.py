@@ -132,6 +132,18 @@ class RecordSink(Protocol):
         """An id that no producer of this node has or had. The reservation is durable."""
 
 
+class PromptSink(Protocol):
+    """Appends that wait neither for another thread nor for a disk, in the event loop."""
+
+    def append_now(
+        self, partition: TopicPartition, batches: memoryview, *, topic_id: UUID | None = None, waits: bool = False
+    ) -> Appended | None:
+        """As `RecordSink.append` for a client; None, with `batches` unchanged: the `RecordSink` appends.
+
+        `waits`: the client waits until the records are durable.
+        """
+
+
 def whole_batches(data: memoryview) -> Iterator[tuple[int, int, int]]:
     """(position, bytes, magic) of each batch in `data`; a batch that is cut off at the end is left out.
 

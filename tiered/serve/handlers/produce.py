@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,7 +38,6 @@ from local.errors import (
     NotFound,
     OutOfOrderSequence,
     ProducerFenced,
-    Unavailable,
 )
 from local.names import TopicPartition
 from tiered.serve.handlers.repeated_errors import RepeatedErrors
@@ -64,6 +63,7 @@ from tiered.serve.transactions.coordinator import Check, TransactionCoordinator
 from tiered.serve.transactions.transaction import ProducerOf
 
 NO_RESPONSE, WRITTEN, DURABLE = 0, 1, -1  # the values of acks
+APPENDS_IN_A_ROW = 8  # in the event loop, then the other connections are served
 ADDS_PARTITIONS_SINCE, _KNOWS_ABORTABLE_SINCE = 12, 11  # versions of Produce
 _TRY_AGAIN = (Error.CONCURRENT_TRANSACTIONS, Error.COORDINATOR_LOAD_IN_PROGRESS, Error.COORDINATOR_NOT_AVAILABLE)
 # Source: kafka `ReplicaManager.appendRecordsToLocalLog`
@@ -119,9 +119,10 @@ async def produce(service: Service, request: ProduceRequest, call: Call) -> Prod
         for each in open_shares:
             each.fail(Error.INVALID_REQUIRED_ACKS)
     elif open_shares:
-        name = request.transactional_id
-        append = partial(_append_shares, service.sink, service.transactions, name, call.version, open_shares)
-        await asyncio.shield(service.appends.run(open_shares[0].partition, object(), append))
+        if waiting := await _append_now(service, open_shares):
+            name = request.transactional_id
+            append = partial(_append_shares, service.sink, service.transactions, name, call.version, waiting)
+            await asyncio.shield(service.appends.run(waiting[0].partition, object(), append))
         await _state_log_starts(service, open_shares)
     if request.acks == NO_RESPONSE:
         errors = {each.response.error_code.name for each in all_shares} - {Error.NONE.name}
@@ -158,24 +159,31 @@ async def init_producer_id(service: Service, request: InitProducerIdRequest, cal
     return InitProducerIdResponse(producer_id=new_id, producer_epoch=0)
 
 
-async def wait_until_durable(
-    service: Service, partition: TopicPartition, next_offset: int, *, is_transactional: bool = False
-) -> None:
-    """Wait until all records below `next_offset` are durable, as the topic asks. Concurrent calls share one fsync.
+def _durable(service: Service, share: _Share) -> asyncio.Future[None]:
+    """Done when the records of an appended share are durable, as its topic asks. Its exception is a LogError.
 
-    `is_transactional` records wait for the disk only: the bucket gets them after the end of their transaction, which
-    the producer requests after their acknowledgement. Raises LogError.
+    Records of a transaction wait for the disk only: the bucket gets them after the end of their transaction, which the
+    producer requests after their acknowledgement.
     """
-    assert service.sink is not None, "appended by it"
-    flush = partial(service.sink.flush, partition)
-    for _ in range(2):
-        # A running flush may have begun before the append. The one after it covers the append.
-        if await asyncio.shield(service.flushes.run(partition, ("flush", partition), flush)) >= next_offset:
-            break
-    else:
-        raise Unavailable("cannot make records durable, the log was truncated", partition=partition)
-    if not is_transactional and service.sink.is_acked_by_bucket(partition):
-        await _wait_for_bucket(service.sink, partition, next_offset)
+    partition, next_offset = share.partition, share.next_offset
+    assert service.sink is not None and partition is not None and next_offset is not None, "appended by it"  # noqa: PT018
+    try:
+        waits_for_bucket = share.producer is None and service.sink.is_acked_by_bucket(partition)
+    except LogError as error:  # its disk failed, or the topic was deleted
+        failed = asyncio.get_running_loop().create_future()
+        failed.set_exception(error)
+        return failed
+    on_disk = service.group_flush.wait(partition, next_offset, service.sink.flush)
+    if not waits_for_bucket:
+        return on_disk
+    return asyncio.ensure_future(_wait_for_both(service.sink, partition, next_offset, on_disk))
+
+
+async def _wait_for_both(
+    sink: RecordSink, partition: TopicPartition, next_offset: int, on_disk: asyncio.Future[None]
+) -> None:
+    await on_disk
+    await _wait_for_bucket(sink, partition, next_offset)
 
 
 async def _wait_for_bucket(sink: RecordSink, partition: TopicPartition, next_offset: int) -> None:
@@ -326,20 +334,46 @@ def _admitted(share: _Share, verdict: Error, version: int) -> PartitionProduceRe
     return replace(share.response, error_code=verdict, error_message=message)
 
 
+async def _append_now(service: Service, shares: list[_Share]) -> list[_Share]:
+    """Append what needs no wait. Returns the shares from the first one on that may need one: the order stays."""
+    if service.prompt_sink is None or any(each.producer is not None for each in shares):
+        return shares
+    for at, each in enumerate(shares):
+        if not _appended(each, partial(service.prompt_sink.append_now, waits=each.waits)):
+            return shares[at:]
+        if at % APPENDS_IN_A_ROW == APPENDS_IN_A_ROW - 1:
+            await asyncio.sleep(0)
+    return []
+
+
 def _append_all(sink: RecordSink, shares: Sequence[_Share]) -> None:
     """Append in the order of the request, in the thread of a pool."""
     for each in shares:
-        assert each.partition is not None, "checked before"
-        try:
-            if each.waits:
-                sink.check_acks(each.partition)
-            found = sink.append(each.partition, each.records, topic_id=each.topic_id)
-        except Exception as error:  # noqa: BLE001 - one partition must not fail the others
-            each.is_refused = True
-            each.response = _refused(each, error)
-        else:
-            each.next_offset = found.next_offset
-            each.response = _accepted(each, found)
+        _appended(each, partial(_append_checked, sink, waits=each.waits))
+
+
+def _append_checked(
+    sink: RecordSink, partition: TopicPartition, records: memoryview, *, topic_id: UUID | None, waits: bool
+) -> Appended:
+    if waits:
+        sink.check_acks(partition)
+    return sink.append(partition, records, topic_id=topic_id)
+
+
+def _appended(share: _Share, append: Callable[..., Appended | None]) -> bool:
+    """Append a share and set its response. False: `append` left it to another one."""
+    assert share.partition is not None, "checked before"
+    try:
+        found = append(share.partition, share.records, topic_id=share.topic_id)
+    except Exception as error:  # noqa: BLE001 - one partition must not fail the others
+        share.is_refused = True
+        share.response = _refused(share, error)
+        return True
+    if found is None:
+        return False
+    share.next_offset = found.next_offset
+    share.response = _accepted(share, found)
+    return True
 
 
 def _accepted(share: _Share, found: Appended) -> PartitionProduceResponse:
@@ -378,13 +412,7 @@ async def _state_log_starts(service: Service, shares: Sequence[_Share]) -> None:
 
 
 async def _wait_until_durable(service: Service, shares: Sequence[_Share], timeout_ms: int) -> None:
-    waiting = {
-        asyncio.ensure_future(
-            wait_until_durable(service, each.partition, each.next_offset, is_transactional=each.producer is not None)
-        ): each
-        for each in shares
-        if each.partition is not None and each.next_offset is not None
-    }
+    waiting = {_durable(service, each): each for each in shares if each.next_offset is not None}
     if not waiting:
         return
     try:

@@ -20,13 +20,14 @@ from tiered.serve.endpoint_metrics import EndpointMetrics
 from tiered.serve.groups.coordinator import GroupCoordinator
 from tiered.serve.handlers.byte_budget import ByteBudget
 from tiered.serve.handlers.fetch_sessions import FetchSessions
+from tiered.serve.handlers.group_flush import GroupFlush
 from tiered.serve.handlers.repeated_errors import RepeatedErrors
 from tiered.serve.messages.base import Api, Error, OwnApi, Versions
 from tiered.serve.peers import Endpoint as Endpoint
 from tiered.serve.peers import Peers
 from tiered.serve.protocol import OWN, SERVED
 from tiered.serve.read_pool import ReadPool
-from tiered.serve.record_sink import RecordSink
+from tiered.serve.record_sink import PromptSink, RecordSink
 from tiered.serve.record_source import Bounds, PromptSource, RecordSource, ServedTopic
 from tiered.serve.security.acl import Kind, Operation
 from tiered.serve.security.principals import ANONYMOUS, Principal
@@ -173,6 +174,7 @@ class Service:
     source: RecordSource
     prompt: PromptSource | None = None  # for the answers of `source` that need no wait
     sink: RecordSink | None = None
+    prompt_sink: PromptSink | None = None  # for the appends to `sink` that need no wait
     admin: Admin | None = None
     configs: Configs | None = None
     groups: GroupCoordinator | None = None
@@ -195,8 +197,10 @@ class Service:
     sessions: FetchSessions = field(default_factory=FetchSessions)
     metrics: EndpointMetrics = field(default_factory=EndpointMetrics)
     apis: Mapping[int, Versions] = field(init=False)  # that this server answers
+    group_flush: GroupFlush = field(init=False)
 
     def __post_init__(self) -> None:
+        self.group_flush = GroupFlush(self.flushes)
         self.apis = {key: each for key, each in (*SERVED.items(), *OWN.items()) if self._offers(key)}
 
     def background(self) -> list[Coroutine[object, object, None]]:

@@ -66,6 +66,7 @@ def serving_node(
             source=source,
             prompt=source,
             sink=sink,
+            prompt_sink=sink,
             admin=admin,
             configs=admin,
             transactions=transactions,

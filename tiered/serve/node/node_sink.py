@@ -9,18 +9,30 @@ reached the disk; they are acknowledged after `flush` only.
 | fenced, diverged, its bucket is lost, deleted, offline directory | raises its error (`Partition.check_appendable`) |
 | the disk has no room | DiskFailed, and the log stays usable |
 | not reconciled with the bucket | as for `LogManager.append`: allowed if the offsets cannot collide |
+
+`append_now` runs in the event loop, so it leaves every append to `append` that may take long:
+
+| append | because of |
+|---|---|
+| above PROMPT_BYTES_MAX, or compressed | the check of its records |
+| another thread holds the lock of the log, for example for a roll | the wait for it |
+| it may roll, or begin a leader epoch | the sync of a segment, or of a file |
+| ``flush.messages`` or ``append.acks=remote``, or no writer role yet | the sync of the log, or of a note |
+| within SLOW_PAUSE_S after an append that took longer than SLOW_S | a disk that makes its writers wait |
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from uuid import UUID
 
 from local.errors import LogError, NotFound
-from local.format.batch_header import read_header
+from local.format.batch_header import CODEC_BITS, BatchHeader, read_header
 from local.format.record import TimestampType
 from local.log import AppendResult, Log
+from local.log.log_appender import Rolling
 from local.log.producer_state import ProducerEntry
 from local.names import TopicPartition, encode_uuid
 from tiered.manager.manager import LogManager
@@ -31,15 +43,21 @@ from tiered.serve.node.bucket_acks import BucketAcks
 from tiered.serve.node.producer_ids import IGNORED_FROM, ProducerIds
 from tiered.serve.record_sink import Appended, RefusedBatch
 
+PROMPT_BYTES_MAX = 512 << 10
+SLOW_S, SLOW_PAUSE_S = 0.05, 0.5
 _NO_TIME = -1
 
 
 class NodeSink:
-    """Thread safe. `clock` gives ms. Close it before the manager."""
+    """Thread safe. `clock` gives ms, `monotonic` seconds that never fall. Close it before the manager."""
 
-    def __init__(self, manager: LogManager, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, manager: LogManager, clock: Callable[[], int], monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._table = manager.partitions
-        self._clock = clock
+        self._clock, self._monotonic = clock, monotonic
+        self._earliest_roll = Rolling(lambda below: below - 1)  # with the largest jitter
+        self._slow_until_s = float("-inf")
         self._bucket_acks = BucketAcks(manager, clock)
         # The highest id that is in no producer state: the coordinator's. Raises LogError if it cannot be read.
         self.highest_coordinated_id: Callable[[], int] = lambda: -1
@@ -48,8 +66,45 @@ class NodeSink:
     def append(
         self, partition: TopicPartition, batches: memoryview, *, topic_id: UUID | None = None, is_client: bool = True
     ) -> Appended:
+        return self._append(self._appendable(partition, topic_id), batches, is_client=is_client)
+
+    def append_now(
+        self, partition: TopicPartition, batches: memoryview, *, topic_id: UUID | None = None, waits: bool = False
+    ) -> Appended | None:
+        header, began_s = read_header(batches), self._monotonic()
+        if header is None or len(batches) > PROMPT_BYTES_MAX or header.attributes & CODEC_BITS:
+            return None
+        if began_s < self._slow_until_s:
+            return None
         held = self._appendable(partition, topic_id)
-        log, now_ms = held.log, self._clock()
+        log = held.log
+        if not log.lock.acquire(blocking=False):
+            return None
+        try:
+            if self._may_take_long(held, header, len(batches), waits=waits):
+                return None
+            return self._append(held, batches)
+        finally:
+            log.lock.release()
+            ended_s = self._monotonic()
+            if ended_s - began_s > SLOW_S:
+                self._slow_until_s = ended_s + SLOW_PAUSE_S
+
+    def _may_take_long(self, held: Partition, header: BatchHeader, size_bytes: int, *, waits: bool) -> bool:
+        """Whether an append may wait for a disk. The caller holds the lock of the log."""
+        log = held.log
+        settings, active = log.settings, log.view.segments[-1]
+        if (held.is_tiered and not held.is_writer) or log.epochs.latest != log.leader_epoch:
+            return True
+        if settings.flush_messages is not None or (waits and settings.append_acks == "remote"):
+            return True
+        facts = {"base_offset": log.view.next_offset, "now_ms": self._clock()}
+        is_stamped = settings.timestamp_type is TimestampType.LOG_APPEND_TIME
+        header = header._replace(max_timestamp_ms=facts["now_ms"]) if is_stamped else header
+        return self._earliest_roll.is_due(active, settings, size_bytes, header, **facts)
+
+    def _append(self, held: Partition, batches: memoryview, *, is_client: bool = True) -> Appended:
+        log, now_ms, partition = held.log, self._clock(), held.name
         checked = checked_batches(batches, log.settings, partition=partition, now_ms=now_ms, is_client=is_client)
         header = read_header(checked[0])
         assert header is not None, "checked"

@@ -42,7 +42,7 @@ from tiered.serve.messages.produce import (
     ProduceRequest,
     TopicProduceData,
 )
-from tiered.serve.record_sink import RecordError, RefusedBatch
+from tiered.serve.record_sink import Appended, RecordError, RefusedBatch
 from tiered.serve.transactions.transaction import Transaction
 
 T = TypeVar("T")
@@ -435,3 +435,62 @@ def test_an_acknowledgement_of_the_bucket_after_the_time_limit_changes_nothing()
         return found.error_code
 
     assert run(sink, work) is Error.REQUEST_TIMED_OUT
+
+
+class FakePromptSink:
+    """Appends to a `FakeSink` at once, but to the partitions of `slow`."""
+
+    def __init__(self, sink: FakeSink, *slow: TopicPartition) -> None:
+        self.sink, self.slow = sink, slow
+        self.appended: list[TopicPartition] = []
+
+    def append_now(
+        self, partition: TopicPartition, batches: memoryview, *, topic_id: UUID | None = None, waits: bool = False
+    ) -> Appended | None:
+        if partition in self.slow:
+            return None
+        found = self.sink.append(partition, batches, topic_id=topic_id)
+        self.appended.append(partition)
+        return found
+
+
+def test_appends_that_need_no_wait_are_done_in_the_event_loop() -> None:
+    sink = FakeSink()
+    prompt = FakePromptSink(sink)
+
+    async def work(service: Service) -> Sequence[PartitionProduceResponse]:
+        service.prompt_sink = prompt
+        return await answers(service, request(("orders", ONE), ("slow", TWO)))
+
+    found = run(sink, work)
+    assert [(each.error_code, each.base_offset) for each in found] == [(Error.NONE, 0)] * 2
+    assert prompt.appended == [ORDERS, SLOW]
+    assert sink.durable == {ORDERS: 1, SLOW: 2}
+
+
+def test_an_append_that_has_to_wait_and_those_after_it_keep_their_order() -> None:
+    sink = FakeSink()
+    prompt = FakePromptSink(sink, SLOW)
+    sink.errors[ORDERS] = OutOfOrderSequence("x")
+
+    async def work(service: Service) -> list[Error]:
+        service.prompt_sink = prompt
+        asked = request(("orders", ONE), ("slow", ONE), ("orders", ONE), ("slow", ONE))
+        return [each.error_code for each in await answers(service, asked)]
+
+    refused = Error.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert run(sink, work) == [refused, Error.NONE, refused, Error.NONE]
+    assert (prompt.appended, sink.appends) == ([], [(SLOW, 0), (SLOW, 1)])
+
+
+def test_a_partition_that_is_offline_after_its_append_fails_no_other() -> None:
+    sink = FakeSink()
+
+    def is_acked_by_bucket(partition: TopicPartition) -> bool:
+        if partition == SLOW:
+            raise DiskFailed("offline")
+        return False
+
+    sink.is_acked_by_bucket = is_acked_by_bucket  # type: ignore[method-assign]
+    found = errors(sink, request(("slow", ONE), ("orders", ONE)))
+    assert found == [Error.KAFKA_STORAGE_ERROR, Error.NONE]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from uuid import UUID
 
@@ -17,7 +18,7 @@ from local.records.batch import encode_batch
 from local.records.isolation import Isolation
 from tiered.manager.manager import LogManager
 from tiered.serve.messages.base import Error
-from tiered.serve.node.node_sink import NodeSink
+from tiered.serve.node.node_sink import PROMPT_BYTES_MAX, SLOW_PAUSE_S, SLOW_S, NodeSink
 from tiered.serve.node.producer_ids import AHEAD, BLOCK, FOREIGN_END, IGNORED_FROM
 from tiered.serve.record_sink import Appended, RefusedBatch
 
@@ -204,3 +205,100 @@ def test_after_a_crash_acknowledged_records_are_there_and_repeated_batches_are_k
             assert (found.is_duplicate, found.next_offset) == (True, log.next_offset)
             assert again.append(NAME, batch(log.next_offset, producer_id=producer_id)).base_offset == found.next_offset
             assert again.new_producer_id() > producer_id
+
+
+def appended_now(made: NodeSink, records: memoryview | None = None, *, waits: bool = False) -> Appended | None:
+    return made.append_now(NAME, batch() if records is None else records, waits=waits)
+
+
+def test_an_append_without_a_wait_is_that_of_the_log(manager: LogManager) -> None:
+    made = sink(manager)
+    made.append(NAME, batch())  # the first leader epoch
+    assert appended_now(made) == Appended(base_offset=3, next_offset=6, log_start_offset=0)
+    assert values(manager) == [b"v0", b"v1", b"v2"] * 2
+    assert appended_now(made, batch(0)) == Appended(base_offset=6, next_offset=9, log_start_offset=0)
+    repeated = appended_now(made, batch(0))
+    assert repeated is not None
+    assert (repeated.base_offset, repeated.is_duplicate) == (6, True)
+    with pytest.raises(OutOfOrderSequence):
+        appended_now(made, batch(9))
+    with pytest.raises(NotFound):
+        made.append_now(TopicPartition("nope", 0), batch())
+
+
+def test_the_first_append_of_a_leader_epoch_waits_for_its_file(manager: LogManager) -> None:
+    made = sink(manager)
+    assert appended_now(made) is None
+    made.append(NAME, batch())
+    assert appended_now(made) is not None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"flush.messages": "1"},
+        {"append.acks": "remote"},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_an_append_that_may_wait_for_a_disk_or_the_bucket_is_left_to_append(settings: dict[str, str]) -> None:
+    with World().open() as manager:
+        manager.topics.create("t", 1, {}, now_ms=NOW)
+        made = sink(manager, NOW + 10)
+        made.append(NAME, batch())
+        assert appended_now(made, waits=True) is not None
+        manager.topics.alter("t", settings, now_ms=NOW + 10)
+        before = manager.partitions.find(NAME).log.next_offset
+        records = batch()
+        assert appended_now(made, records, waits=True) is None
+        assert (records, manager.partitions.find(NAME).log.next_offset) == (batch(), before)
+
+
+def test_large_and_compressed_batches_are_left_to_append(manager: LogManager) -> None:
+    made = sink(manager)
+    made.append(NAME, batch())
+    compressed = encode_batch(RECORDS, codec=Codec.GZIP)
+    assert appended_now(made, memoryview(bytearray(compressed))) is None
+    large = encode_batch([Record(None, bytes(PROMPT_BYTES_MAX), NOW)])
+    assert appended_now(made, memoryview(bytearray(large))) is None
+
+
+def test_an_append_does_not_wait_for_another_thread(manager: LogManager) -> None:
+    made, log = sink(manager), manager.partitions.find(NAME).log
+    made.append(NAME, batch())
+    has_lock, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with log.lock:
+            has_lock.set()
+            may_end.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    try:
+        assert has_lock.wait(60)
+        assert appended_now(made) is None
+    finally:
+        may_end.set()
+        holder.join()
+    assert appended_now(made) is not None
+
+
+def test_after_a_slow_append_the_event_loop_appends_nothing_for_a_time(manager: LogManager) -> None:
+    times = iter([0.0, 2 * SLOW_S, 3 * SLOW_S, 1.9 * SLOW_S + SLOW_PAUSE_S, 10.0, 10.0])
+    made = NodeSink(manager, lambda: NOW, lambda: next(times))
+    made.append(NAME, batch())
+    assert appended_now(made) is not None
+    assert appended_now(made) is None
+    assert appended_now(made) is None
+    assert appended_now(made) is not None
+
+
+def test_a_roll_that_the_jitter_of_the_log_may_bring_forward_is_left_to_append() -> None:
+    with World().open() as manager:
+        manager.topics.create("t", 1, {"segment.ms": "1000", "segment.jitter.ms": "1000"}, now_ms=NOW)
+        made = sink(manager)
+        made.append(NAME, batch())
+        later = [Record(b"k", b"v", NOW + 500)]
+        assert appended_now(made, memoryview(bytearray(encode_batch(later)))) is None
+        assert appended_now(made) is not None
