@@ -5,7 +5,7 @@ Names and labels are those of ``tiered/observe/metrics.toml``, which states Kafk
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -20,11 +20,12 @@ REQUEST_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 
 
 class EndpointMetrics:
-    """`connection_count` and `unsent_bytes` are callables of the server."""
+    """`connection_count` and `unsent_bytes` are callables of the server, `group_figures` of the node."""
 
     def __init__(self) -> None:
         self.connection_count: Callable[[], int] = lambda: 0
         self.unsent_bytes: Callable[[], int] = lambda: 0
+        self.group_figures: Callable[[], Iterable[Figure]] = lambda: ()
         self._durations: dict[str, Histogram] = {}
         # Plain dicts: copying one is a single step of the interpreter.
         self._errors: dict[tuple[str, str], int] = {}
@@ -66,6 +67,7 @@ class EndpointMetrics:
         yield "tiered_kafka_unsent_bytes", self.unsent_bytes(), ()
         for reason, count in sorted({"limit": 0, **self._refused}.items()):
             yield "tiered_kafka_connections_refused_total", count, (("reason", reason),)
+        yield from self.group_figures()
 
 
 def error_codes(message: object) -> Iterator[Error]:

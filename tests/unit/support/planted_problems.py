@@ -245,6 +245,19 @@ def _local_retention_is_lowered(node: WatchedNode) -> None:
     node.pass_(5)
 
 
+def _a_group_does_not_read(node: WatchedNode) -> None:
+    node.configure(retention_ms="12h")
+    node.reload()
+    node.committed["readers"] = {ORDERS: node.manager.partitions.find(ORDERS).log.next_offset}
+    node.append("orders", 50)
+    node.pass_(8 * HOUR, every=5)
+
+
+def _the_group_reads(node: WatchedNode) -> None:
+    node.committed["readers"] = {ORDERS: node.manager.partitions.find(ORDERS).log.next_offset}
+    node.pass_(90, every=5)
+
+
 def _a_pin_holds_what_expired(node: WatchedNode) -> None:
     held = node.manager.partitions.find(ORDERS)
     pin_newest(
@@ -452,6 +465,12 @@ SCENES = (
         plant=_one_copier_hangs,
         mend=_the_store_answers,
         told={"tiered status --section lag": "upload waits", "tiered plan --summary": "upload"},
+    ),
+    Scene(
+        alert="TieredGroupMeetsRetention",
+        plant=_a_group_does_not_read,
+        mend=_the_group_reads,
+        told={"tiered status --section groups": "GROUP", "tiered group list": "GROUP"},
     ),
     Scene(
         alert="TieredRoundsFail",

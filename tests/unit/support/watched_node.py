@@ -31,8 +31,11 @@ from tiered.config.config import Config
 from tiered.manager.manager import LogManager
 from tiered.observe.metrics import Metrics
 from tiered.observe.monitoring_files import ALERTS, Alert, Limits
+from tiered.serve.endpoint_metrics import EndpointMetrics, Figure
+from tiered.serve.groups.lag import SeenGroup, group_lags, lag_figures
 from tiered.service.observations import Observations, open_observed
 from tiered.service.worker import Worker
+from tiered.status.status_report import snapshots_at_hand
 
 NOON = 1_795_176_000_000  # 2026-11-20T12:00:00Z
 MINUTE = 60_000
@@ -148,6 +151,7 @@ class WatchedNode:
     def __init__(self, home: Path, patch: pytest.MonkeyPatch) -> None:
         self.home, self.skew_ms, self.passed_ms = home, 0, 0
         self.counts: dict[TopicPartition, int] = {}
+        self.committed: dict[str, dict[TopicPartition, int]] = {}  # offsets of consumer groups
         (home / "bucket").mkdir(parents=True)
         self.configure()
         self.disk, self.door = Disk(home, lambda: self.clock_ms), Door(FileStore(str(home / "bucket")))
@@ -193,9 +197,19 @@ class WatchedNode:
             clock_guard=clock_guard,
             counted=lambda: self.passed_ms,
         )
-        self.metrics = Metrics(self.manager, self.seen, self.worker)
+        endpoint = EndpointMetrics()
+        endpoint.group_figures = self._group_figures
+        self.metrics = Metrics(self.manager, self.seen, self.worker, endpoint=endpoint)
         for pool in (self.manager.maintenance.tasks.copier_pool, self.manager.maintenance.tasks.expirer_pool):
             pool._clock = lambda: self.passed_ms / 1000
+
+    def _group_figures(self) -> Iterator[Figure]:
+        seen = [
+            SeenGroup(group=name, state="Empty", members=0, committed=offsets)
+            for name, offsets in self.committed.items()
+        ]
+        snapshots = {each.partition: each for each in snapshots_at_hand(self.manager, self.clock_ms)}
+        return lag_figures(group_lags(seen, snapshots))
 
     def reload(self) -> None:
         self.manager.topics.reload(Config.load(str(self.home / "tiered.toml"), {}, {}), now_ms=self.clock_ms)

@@ -6,12 +6,12 @@ import datetime
 import shlex
 import sys
 from collections.abc import Callable, Collection, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import click
 import msgspec
 
-from local.errors import InvalidRequest
+from local.errors import InvalidRequest, LogError
 from tiered.cli.errors import Exit, unread_code
 from tiered.cli.options import OUTPUT, TOPICS, command, duration_ms, option
 from tiered.cli.render import SCHEMA_VERSION, Column, Result, Struct, columns_of, number, print_result, text
@@ -30,13 +30,17 @@ from tiered.status.status_report import (
 )
 from tiered.status.sync_status import SyncState, TierSync, tier_sync
 
+if TYPE_CHECKING:
+    from tiered.manager.manager import LogManager
+
 _SECTIONS = {
     "local": ("local_bytes",),
     "remote": ("remote_bytes",),
     "lag": ("lag_since_ms", "at_risk_bytes"),
     "cost": ("dollars_per_month",),
 }
-_SYNC = "sync"  # has its own rows
+_SYNC, _GROUPS = "sync", "groups"  # have their own rows
+_OFFSETS_TOPIC = "__consumer_offsets"  # `tiered.serve.groups.offsets_log.OFFSETS_TOPIC`
 _NAMES_MAX = 3
 _CLEAR = "\x1b[H\x1b[2J"  # cursor to home, clear the screen
 
@@ -89,15 +93,35 @@ class PartitionFigures(_TierFigures):
     unlinked_bytes: int | None
 
 
-class Status(StatusFacts, tag_field="schema_version", tag=SCHEMA_VERSION):
-    """``tiered status``."""
+class GroupFigures(Struct):
+    """A consumer group; `expired_offsets` left the log unread. Null: unknown, for example before the first commit."""
 
+    group: Annotated[str, text("GROUP")]
+    state: Annotated[str, text("STATE")]
+    members: Annotated[int | None, number("MEMBERS")]
+    partitions: Annotated[int, number("PARTITIONS")]
+    lag: Annotated[int | None, number("LAG", format_count)]
+    expired_offsets: Annotated[int | None, number("EXPIRED UNREAD", format_count)]
+    retention_used: Annotated[float | None, number("RETENTION USED", "{:.0%}".format)]
+
+
+class GroupStatus(Result):
+    """Lines of ``tiered status --section groups``; JSON has them in the result of ``status``."""
+
+    groups: list[GroupFigures]
+
+
+class Status(StatusFacts, tag_field="schema_version", tag=SCHEMA_VERSION):
+    """``tiered status``. `groups` null: they could not be read, or a page prints this."""
+
+    groups: list[GroupFigures] | None
     topics: list[TopicFigures]
 
 
 class StatusByPartition(StatusFacts, tag_field="schema_version", tag=SCHEMA_VERSION):
-    """``tiered status -p``."""
+    """``tiered status -p``. `groups` null: they could not be read, or a page prints this."""
 
+    groups: list[GroupFigures] | None
     partitions: list[PartitionFigures]
 
 
@@ -132,7 +156,8 @@ def status(
     topics: tuple[str, ...] = TOPICS,
     by_partition: bool = option("-p, --partitions", "Print a line for each partition."),
     section: str | None = option(
-        "--section NAMES", "Choose sections: local,remote,lag,cost; sync: whether both tiers agree."
+        "--section NAMES",
+        "Choose sections: local,remote,lag,cost; sync: whether both tiers agree; groups: consumer groups.",
     ),
     check: bool = option("--check", "Exit with 10 if there is a problem."),
     stuck_after: str = option(
@@ -154,10 +179,11 @@ def status(
         show_history(session, topics, duration_ms("--history", history, "30s"), output)
         return Exit.DONE
     sections = _sections(section)
-    if _SYNC in sections and len(sections) > 1 and output in ("csv", "jsonl"):
-        raise click.UsageError(f"{output} prints one kind of rows: --section sync only, or the others")
+    if sections & {_SYNC, _GROUPS} and len(sections) > 1 and output in ("csv", "jsonl"):
+        raise click.UsageError(f"{output} prints one kind of rows: --section sync or groups only, or the others")
     every = columns_of(PartitionFigures if by_partition else TopicFigures)
-    columns = _selected(every, sections - {_SYNC}) if sections != {_SYNC} else None
+    figures = sections - {_SYNC, _GROUPS}
+    columns = _selected(every, figures) if figures or not sections else None
     stuck_after_ms = duration_ms("--stuck-after", stuck_after, "30s")
     pause_ms = duration_ms("--interval", interval, "30s")
     from remote.manifest.manifest_memory_cache import ManifestMemoryCache
@@ -168,18 +194,23 @@ def status(
         with session.manager(read_only=True, known=known, is_brief=True) as manager:
             report = status_report(manager, now_ms(), topics or None, stuck_after_ms=stuck_after_ms)
             sync = tier_sync(manager, topics or None) if _SYNC in sections else None
+            groups, failure = _groups(manager, topics)
         if watch and sys.stdout.isatty():
             click.echo(_CLEAR, nl=False)
         if columns is not None or output == "json":
-            _print(report, sync, columns or every, by_partition, output)
+            _print(report, sync, groups, columns or every, by_partition, output)
         if sync is not None and output != "json":
             _print_sync(sync, output)
+        if _GROUPS in sections and output != "json":
+            print_result(GroupStatus(groups or []), output)
+        if failure is not None:
+            click.echo(f"! consumer groups: {' '.join(str(failure).split())}", err=True)
         _print_summary(session, report, has_words=output == "table")
         if not report.topics and output == "table":
             session.say(_nothing_here(session))
         if check and not report.is_healthy:
             return Exit.UNHEALTHY
-        return unread_code(report.unread.values())
+        return unread_code([*report.unread.values(), *([failure] if failure is not None else [])])
 
     return _repeat(show, pause_ms) if watch else show()
 
@@ -194,10 +225,32 @@ def _repeat(show: Callable[[], int], pause_ms: int) -> int:
                 return code
 
 
+def _groups(manager: LogManager, topics: Sequence[str]) -> tuple[list[GroupFigures] | None, LogError | None]:
+    if all(each.name != _OFFSETS_TOPIC for each in manager.topics.all()):
+        return [], None  # without slow imports
+    from tiered.serve.node.group_lags import consumer_groups
+
+    try:
+        found = consumer_groups(manager, now_ms(), topics)
+    except LogError as error:
+        return None, error
+    return [
+        GroupFigures(
+            each.group, each.state, each.members, len(each.partitions), each.lag, each.expired, each.retention_used
+        )
+        for each in found
+    ], None
+
+
 def _print(
-    report: StatusReport, sync: list[TierSync] | None, columns: Sequence[Column], by_partition: bool, output: str
+    report: StatusReport,
+    sync: list[TierSync] | None,
+    groups: list[GroupFigures] | None,
+    columns: Sequence[Column],
+    by_partition: bool,
+    output: str,
 ) -> None:
-    facts = msgspec.structs.asdict(status_facts(report)) | {"sync": sync}
+    facts = msgspec.structs.asdict(status_facts(report)) | {"sync": sync, "groups": groups}
     result: StatusFacts
     if by_partition:
         names = sorted({*report.partitions, *report.errors})
@@ -278,8 +331,9 @@ def _work_lines(report: StatusReport) -> list[str]:
 def _sections(text: str | None) -> frozenset[str]:
     names = frozenset(() if text is None else (each.strip() for each in text.split(",")))
     for name in sorted(names):
-        if name not in (*_SECTIONS, _SYNC):
-            raise InvalidRequest("invalid --section", section=repr(name), expected=",".join((*_SECTIONS, _SYNC)))
+        if name not in (*_SECTIONS, _SYNC, _GROUPS):
+            expected = ",".join((*_SECTIONS, _SYNC, _GROUPS))
+            raise InvalidRequest("invalid --section", section=repr(name), expected=expected)
     return names
 
 

@@ -322,8 +322,8 @@ class GroupCoordinator:
         self._offsets.end(transaction, is_commit=is_commit)
 
     def offsets_of(self, group_id: str) -> Mapping[TopicPartition, Committed]:
-        """Of a group; empty for an unknown one. They may change until the caller awaits."""
-        found, topics = self._offsets.of(group_id), self._topics()
+        """Of a group; empty for an unknown one. From any thread."""
+        found, topics = dict(self._offsets.of(group_id)), self._topics()
         other = {each for each, at in found.items() if is_of_another_topic(at.value, each.topic, topics)}
         return {each: at for each, at in found.items() if each not in other} if other else found
 

@@ -19,6 +19,7 @@ from tiered.serve.groups.group_settings import GroupSettings
 from tiered.serve.groups.group_states import Moment
 from tiered.serve.groups.offsets_log import OFFSETS_TOPIC, TopicOffsetsLog
 from tiered.serve.handlers.service import Service
+from tiered.serve.node.group_lags import coordinator_figures
 from tiered.serve.node.node_admin import NodeAdmin
 from tiered.serve.node.node_sink import NodeSink
 from tiered.serve.node.node_source import NodeSource
@@ -60,6 +61,8 @@ def serving_node(
     with closing(NodeSource(manager)) as source:
         sink, admin = NodeSink(manager, now_ms), NodeAdmin(manager, source.broker_id, now_ms)
         groups = group_coordinator(manager, source, sink, now_ms)
+        if metrics is not None:
+            metrics.group_figures = coordinator_figures(manager, groups, now_ms)
         transactions = transaction_coordinator(manager, source, sink, now_ms, partial(_end_in_group, groups))
         transactions.load()  # the prepared transactions end before a client reads
         service = Service(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from local.errors import Conflict, InvalidRequest, LogError, NotFound, OffsetOutOfRange, Unavailable
 from local.names import TopicPartition
 from tiered.serve.commands.client import Client
+from tiered.serve.groups.lag import PartitionLag, SeenGroup
 from tiered.serve.messages.base import Api, Error
 from tiered.serve.messages.cluster import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from tiered.serve.messages.consumer_groups import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
@@ -37,6 +37,7 @@ from tiered.serve.messages.offsets import (
 )
 
 LOAD_S, PAUSE_S = 60.0, 0.1
+AT_ONCE = 100  # groups of a request
 LATEST = -1
 _CONSUMER = -1  # the replica id of a client
 _LOADING = (Error.COORDINATOR_LOAD_IN_PROGRESS, Error.COORDINATOR_NOT_AVAILABLE)
@@ -51,19 +52,6 @@ _KINDS: Mapping[int, type[LogError]] = {
     Error.COORDINATOR_NOT_AVAILABLE: Unavailable,
 }
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupOffset:
-    """A committed offset of a group. `end` None: the partition does not exist any more."""
-
-    partition: TopicPartition
-    committed: int
-    end: int | None
-
-    @property
-    def lag(self) -> int | None:
-        return None if self.end is None else max(0, self.end - self.committed)
 
 
 class GroupFacts(NamedTuple):
@@ -106,28 +94,60 @@ def describe_group(client: Client, group: str) -> GroupFacts:
     return facts
 
 
-def group_offsets(client: Client, group: str) -> list[GroupOffset]:
+def group_offsets(client: Client, group: str) -> list[PartitionLag]:
     """Every committed offset of the group, by partition."""
 
-    def ask() -> tuple[int, OffsetFetchResponse]:
-        request = OffsetFetchRequest(group_id=group, groups=(OffsetFetchRequestGroup(group_id=group),))
-        response: OffsetFetchResponse = client.call(Api.OFFSET_FETCH, request)
-        return (response.groups[0].error_code if response.groups else response.error_code), response
-
-    response = _answered(ask, "cannot read the offsets of the group", group=group)
-    names = {each.topic_id: each.name or "" for each in _metadata(client).topics}
-    topics = response.groups[0].topics if response.groups else response.topics
-    committed = {
-        TopicPartition(topic.name or names[topic.topic_id], each.partition_index): each.committed_offset
-        for topic in topics
-        if topic.name or topic.topic_id in names
-        for each in topic.partitions
-        if each.committed_offset >= 0
-    }
+    committed = _committed(client, [group])[group]
     ends = find_offsets(client, dict.fromkeys(committed, LATEST), may_lack=True)
     return [
-        GroupOffset(partition=name, committed=offset, end=ends.get(name)) for name, offset in sorted(committed.items())
+        PartitionLag(partition=name, committed=offset, end=ends.get(name)) for name, offset in sorted(committed.items())
     ]
+
+
+def seen_groups(client: Client) -> list[SeenGroup]:
+    """Every group with its committed offsets."""
+    found = []
+    listed = {each.group_id: each for each in list_groups(client)}
+    for at in range(0, len(listed), AT_ONCE):
+        names = list(listed)[at : at + AT_ONCE]
+        new = {each for each in names if listed[each].group_type == "consumer"}
+        request = DescribeGroupsRequest(groups=tuple(each for each in names if each not in new))
+        classic: DescribeGroupsResponse = client.call(Api.DESCRIBE_GROUPS, request)
+        described = [(each.group_id, each.error_code, len(each.members)) for each in classic.groups]
+        if new:
+            consumers: ConsumerGroupDescribeResponse = client.call(
+                Api.CONSUMER_GROUP_DESCRIBE, ConsumerGroupDescribeRequest(group_ids=tuple(sorted(new)))
+            )
+            described += [(each.group_id, each.error_code, len(each.members)) for each in consumers.groups]
+        members = {group: count for group, error, count in described if error == Error.NONE}
+        found += [
+            SeenGroup(group=name, state=listed[name].group_state, members=members.get(name), committed=committed)
+            for name, committed in _committed(client, names).items()
+        ]
+    return found
+
+
+def _committed(client: Client, names: Sequence[str]) -> dict[str, dict[TopicPartition, int]]:
+    """The committed offsets of each group."""
+
+    def ask() -> tuple[int, OffsetFetchResponse]:
+        groups = tuple(OffsetFetchRequestGroup(group_id=each) for each in names)
+        response: OffsetFetchResponse = client.call(Api.OFFSET_FETCH, OffsetFetchRequest(group_id="", groups=groups))
+        codes = (each.error_code for each in response.groups)
+        return next((code for code in codes if code != Error.NONE), Error.NONE), response
+
+    response = _answered(ask, "cannot read the offsets of groups", group=", ".join(names[:3]))
+    topic_names = {each.topic_id: each.name or "" for each in _metadata(client).topics}
+    return {
+        group.group_id: {
+            TopicPartition(topic.name or topic_names[topic.topic_id], each.partition_index): each.committed_offset
+            for topic in group.topics
+            if topic.name or topic.topic_id in topic_names
+            for each in topic.partitions
+            if each.committed_offset >= 0
+        }
+        for group in response.groups
+    }
 
 
 def partitions_of(client: Client, topic: str) -> list[TopicPartition]:

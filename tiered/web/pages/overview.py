@@ -77,7 +77,11 @@ def overview(
 def found_topics(report: StatusReport, query: Mapping[str, str]) -> dict[str, object]:
     """Return ``tiered status -o json`` of the topics that match a search, all pages at once."""
     rows = _found([topic_row(report, topic) for topic in report.topics], query.get("q", ""))
-    return {**msgspec.structs.asdict(status_facts(report)), "topics": _sorted(rows, query.get("sort", ""))}
+    return {
+        **msgspec.structs.asdict(status_facts(report)),
+        "groups": None,
+        "topics": _sorted(rows, query.get("sort", "")),
+    }
 
 
 def problems_page(report: StatusReport, query: Mapping[str, str], age: DataAge | None = None) -> str:
@@ -141,7 +145,7 @@ def topic_page(
 
 def partition_facts(report: StatusReport, names: Iterable[TopicPartition]) -> dict[str, object]:
     rows = [partition_row(report, name) for name in names]
-    return {**msgspec.structs.asdict(status_facts(report)), "partitions": rows}
+    return {**msgspec.structs.asdict(status_facts(report)), "groups": None, "partitions": rows}
 
 
 def partition_page(
