@@ -188,6 +188,7 @@ class Story:
         self.acked = dict(kept)
         self.passes = [(clock, min(upto, next_offset)) for clock, upto in self.passes]
         self.lost = set(self.sent) - set(kept)
+        self.skipped -= set(kept)  # the power failed before their truncation
         self.start_promised = log_start
         self.start_allowed = max(self.start_allowed, log_start)
         self.told()
