@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import confluent_kafka
 import pytest
 from real_daemon import FOR_EVER, LIMIT_S, PLAIN_ENCODING, Daemon, Node, wait_for
 
@@ -99,6 +100,23 @@ def test_a_node_that_is_killed_ends_an_append_with_the_count_of_durable_records(
         _, said = process.communicate("alone\n", timeout=LIMIT_S)
         assert process.returncode == 0, said
     assert values(node)[-1] == "alone"
+
+
+def test_verify_knows_every_file_of_a_killed_node(node: Node) -> None:
+    with Daemon(node, (*FOR_EVER, "--kafka", ":0")) as daemon:
+        address = daemon.wait_for(lambda: re.search(r"serving Kafka clients at (\S+)", daemon.words), "an address")[1]
+        producer = confluent_kafka.Producer({"bootstrap.servers": address, "transactional.id": "one"})
+        producer.init_transactions(LIMIT_S)
+        producer.begin_transaction()
+        producer.produce("t", b"value", partition=0)
+        producer.commit_transaction(LIMIT_S)
+        with command(node, "pause") as process:
+            assert process.wait(LIMIT_S) == 0
+        daemon.process.kill()
+    assert {FILE, "producer-ids.json"} <= {each.name for each in (node.home / "data").iterdir()}
+    with command(node, "verify", "-o", "json") as process:
+        found = json.loads(process.communicate(timeout=LIMIT_S)[0])["findings"]
+    assert [each for each in found if each["severity"] != "info"] == []
 
 
 def test_commands_change_the_topics_of_a_real_node_until_it_ends(node: Node) -> None:

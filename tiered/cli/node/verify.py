@@ -153,11 +153,14 @@ def _index_intervals(session: Session) -> tuple[int, dict[str, int]]:
 
 def _own_names() -> frozenset[str]:
     from tiered.node import problems, topic_registry, upload_pause
+    from tiered.serve.commands import unix_socket
+    from tiered.serve.node import producer_ids
     from tiered.status import tier_history
     from tiered.stores import configured_store, persistent_meter
 
     modules = (topic_registry, configured_store, persistent_meter, tier_history, upload_pause)
-    return frozenset((*(module.FILE for module in modules), problems.REPORT_FILE, upload_pause.LOCK))
+    serving = (producer_ids.FILE, unix_socket.FILE)
+    return frozenset((*(module.FILE for module in modules), *serving, problems.REPORT_FILE, upload_pause.LOCK))
 
 
 def _paths(session: Session, targets: Sequence[str]) -> list[str]:
