@@ -38,16 +38,8 @@ class KafkaSocket:
         return {each["api_key"]: (each["min_version"], each["max_version"]) for each in found["api_keys"]}
 
     def ask(self, api: int, version: int, fields: Mapping[str, object]) -> dict[str, Any]:
-        self._correlation_id += 1
-        schema, response = load_request_schema(api, version), load_response_schema(api, version)
-        head = schema.__header_schema__(
-            request_api_key=api, request_api_version=version, correlation_id=self._correlation_id, client_id="tests"
-        )
-        buffer = io.BytesIO()
-        entity_writer(type(head))(buffer, head)
-        entity_writer(schema)(buffer, _made(schema, fields))
-        frame = buffer.getvalue()
-        self._socket.sendall(struct.pack(">i", len(frame)) + frame)
+        self.send(api, version, fields)
+        response = load_response_schema(api, version)
         (length,) = struct.unpack(">i", self._exactly(4))
         data = self._exactly(length)
         found_head, at = entity_reader(response.__header_schema__)(data, 0)
@@ -57,6 +49,19 @@ class KafkaSocket:
         plain = _plain(found)
         assert isinstance(plain, dict)
         return plain
+
+    def send(self, api: int, version: int, fields: Mapping[str, object]) -> None:
+        """Send a request; its response is not read."""
+        self._correlation_id += 1
+        schema = load_request_schema(api, version)
+        head = schema.__header_schema__(
+            request_api_key=api, request_api_version=version, correlation_id=self._correlation_id, client_id="tests"
+        )
+        buffer = io.BytesIO()
+        entity_writer(type(head))(buffer, head)
+        entity_writer(schema)(buffer, _made(schema, fields))
+        frame = buffer.getvalue()
+        self._socket.sendall(struct.pack(">i", len(frame)) + frame)
 
     def _exactly(self, length: int) -> bytes:
         data = bytearray()

@@ -256,6 +256,7 @@ class GroupCoordinator:
         return found
 
     async def leave(self, request: LeaveGroupRequest) -> LeaveGroupResponse:
+        """The leave of the last member is durable on return: no later start waits for a member that left."""
         error = self._refusal(request.group_id) or self._loading()
         group = self.table.get(request.group_id)
         if error:
@@ -267,8 +268,8 @@ class GroupCoordinator:
         if group is None:
             return LeaveGroupResponse(members=tuple(unknown(each) for each in request.members))
         found = group.leave(request, self.now())
-        self.settle(group)
-        return found
+        failures = await asyncio.gather(*self.settle(group))
+        return LeaveGroupResponse(error_code=next(filter(None, failures))) if any(failures) else found
 
     # Offsets
 
@@ -399,8 +400,9 @@ class GroupCoordinator:
     def has_room(self, size_bytes: int) -> bool:
         return self._member_bytes_total + size_bytes <= MEMBER_BYTES_MAX
 
-    def settle(self, group: AnyGroup) -> None:
-        """Act on the results of an event of the group."""
+    def settle(self, group: AnyGroup) -> list[asyncio.Future[Error]]:
+        """Act on the results of an event of the group; the outcome of each write that begins."""
+        written: list[asyncio.Future[Error]] = []
         while isinstance(group, Group) and group.outputs:
             outputs, group.outputs = group.outputs, []
             for each in outputs:
@@ -410,13 +412,14 @@ class GroupCoordinator:
                         if not waiter.done():
                             waiter.set_result(response)
                     case Store(value, done):
-                        self._store(group, value, done)
+                        written.append(self._store(group, value, done))
         if self.table.get(group.group_id) is not group:
-            return  # it became a group of the other protocol
+            return written  # it became a group of the other protocol
         size_bytes = group.size_bytes
         self._member_bytes_total += size_bytes - self._member_bytes.get(group.group_id, 0)
         self._member_bytes[group.group_id] = size_bytes
         self._arm(group)
+        return written
 
     def _arm(self, group: AnyGroup) -> None:
         """Note the next deadline of the group."""
@@ -429,8 +432,12 @@ class GroupCoordinator:
         if self._wake is not None and (earliest_ms is None or due_ms < earliest_ms):
             self._wake.set()
 
-    def _store(self, group: Group, value: GroupValue, done: Callable[[Error, Moment], None]) -> None:
+    def _store(self, group: Group, value: GroupValue, done: Callable[[Error, Moment], None]) -> asyncio.Future[Error]:
+        written: asyncio.Future[Error] = asyncio.get_running_loop().create_future()
+
         def stored(offsets: Sequence[int], error: Error) -> None:
+            if not written.done():  # its request may be cancelled
+                written.set_result(group_error(error))
             done(group_error(error), self.now())
             self.settle(group)
 
@@ -438,8 +445,9 @@ class GroupCoordinator:
             record = encode_key(GroupKey(group.group_id)), encode_value(value)
         except LogError:  # a text of a client is too long for a record
             stored((), Error.MESSAGE_TOO_LARGE)
-            return
+            return written
         self._writer.submit(self.partition_of(group.group_id).partition, [record], stored)
+        return written
 
     def _check(self, committer: Committer, *, is_id_known: bool = False, is_transactional: bool = False) -> Error:
         """Whether the commit is accepted. A client without membership creates its group."""

@@ -330,6 +330,32 @@ def test_a_group_with_members_is_not_deleted() -> None:
     run(work)
 
 
+def test_the_last_member_has_left_when_its_leave_is_answered() -> None:
+    async def work(world: World) -> None:
+        member = await world.member()
+        world.log.gate.clear()
+        request = LeaveGroupRequest(group_id="g", members=(MemberIdentity(member_id=member),))
+        leave = asyncio.ensure_future(world.groups.leave(request))
+        await turns()
+        assert not leave.done(), "a node that ends now has the member after its next start"
+        world.log.gate.set()
+        assert not (await leave).error_code
+        again = await world.restarted()
+        assert again.groups.groups()["g"].members == {}
+
+    run(work)
+
+
+def test_a_leave_that_is_not_stored_is_an_error() -> None:
+    async def work(world: World) -> None:
+        member = await world.member()
+        world.log.error = DiskFailed("cannot append")
+        request = LeaveGroupRequest(group_id="g", members=(MemberIdentity(member_id=member),))
+        assert (await world.groups.leave(request)).error_code is Error.NOT_COORDINATOR
+
+    run(work)
+
+
 def test_a_group_that_gets_a_member_while_it_is_deleted_stays() -> None:
     async def work(world: World) -> None:
         await world.groups.commit(SIMPLE, [new(1)])
