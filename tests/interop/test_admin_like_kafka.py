@@ -85,6 +85,11 @@ def _describe(*names: str, limit: int = 2000, cursor: tuple[str, int] | None = N
     return Ask(Api.DESCRIBE_TOPIC_PARTITIONS, {"topics": topics, "response_partition_limit": limit, "cursor": after})
 
 
+def _elect(kind: int, *topics: tuple[str, tuple[int, ...]]) -> Ask:
+    wanted = [{"topic": name, "partitions": numbers} for name, numbers in topics]
+    return Ask(Api.ELECT_LEADERS, {"election_type": kind, "topic_partitions": wanted})
+
+
 def _delete(*topics: Fields) -> Ask:
     return Ask(Api.DELETE_TOPICS, {"timeout": 30_000, "topics": topics})
 
@@ -187,6 +192,11 @@ SCRIPT: Mapping[str, Ask] = {
     "describe no partition": _describe("b", limit=0),
     "describe twice": _describe("b", "b", limit=1),
     "describe an unknown topic": _describe("a", "nope"),
+    "elect": _elect(0, ("b", (0, 2, 3)), ("nope", (0,)), ("a", ())),
+    "elect any live replica": _elect(1, ("a", (0,))),
+    "elect by an unknown rule": _elect(7, ("a", (0,))),
+    "elect by an unknown rule for all": Ask(Api.ELECT_LEADERS, {"election_type": 9, "topic_partitions": None}),
+    "elect for all": Ask(Api.ELECT_LEADERS, {"election_type": 0, "topic_partitions": None}),
     "directories of nothing": Ask(Api.DESCRIBE_LOG_DIRS, {"topics": []}),
     "move to nowhere": Ask(
         Api.ALTER_REPLICA_LOG_DIRS, {"dirs": [{"path": "/nope", "topics": [{"name": "a", "partitions": [0]}]}]}
@@ -274,6 +284,7 @@ _NEWEST = {
     Api.INCREMENTAL_ALTER_CONFIGS: 1,
     Api.ALTER_CONFIGS: 2,
     Api.DELETE_RECORDS: 2,
+    Api.ELECT_LEADERS: 2,
     Api.DESCRIBE_LOG_DIRS: 4,
     Api.ALTER_REPLICA_LOG_DIRS: 2,
     Api.DESCRIBE_TOPIC_PARTITIONS: 0,

@@ -28,9 +28,12 @@ from tiered.serve.messages.log_dirs import (
 )
 from tiered.serve.messages.reassignments import (
     AlterPartitionReassignmentsResponse,
+    ElectLeadersResponse,
     ListPartitionReassignmentsResponse,
+    PartitionResult,
     ReassignablePartitionResponse,
     ReassignableTopicResponse,
+    ReplicaElectionResult,
 )
 from tiered.serve.messages.topics import (
     CreatableTopicConfigs,
@@ -160,6 +163,16 @@ ADMIN_RESPONSES: Mapping[Api, object] = {
         )
     ),
     Api.LIST_PARTITION_REASSIGNMENTS: ListPartitionReassignmentsResponse(),
+    Api.ELECT_LEADERS: ElectLeadersResponse(
+        replica_election_results=(
+            ReplicaElectionResult(
+                topic="orders",
+                partition_result=(
+                    PartitionResult(partition_id=1, error_code=Error.ELECTION_NOT_NEEDED, error_message="not needed"),
+                ),
+            ),
+        )
+    ),
     Api.ALTER_REPLICA_LOG_DIRS: AlterReplicaLogDirsResponse(
         results=(
             AlterReplicaLogDirTopicResult(

@@ -32,10 +32,14 @@ from tiered.serve.messages.log_dirs import (
 from tiered.serve.messages.reassignments import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
     ReassignablePartitionResponse,
     ReassignableTopicResponse,
+    PartitionResult,
+    ReplicaElectionResult,
 )
 from tiered.serve.messages.topics import (
     CreatableTopicResult,
@@ -302,3 +306,23 @@ async def list_partition_reassignments(
     response = await handler(service, request, call)
     assert isinstance(response, ListPartitionReassignmentsResponse)
     return response
+
+
+async def elect_leaders(
+    service: Service, request: ElectLeadersRequest, call: Call, handler: Handler
+) -> ElectLeadersResponse:
+    if may_cluster(service, call, Operation.ALTER):
+        response = await handler(service, request, call)
+        assert isinstance(response, ElectLeadersResponse)
+        return response
+    results = [
+        ReplicaElectionResult(
+            topic=topic.topic,
+            partition_result=tuple(
+                PartitionResult(partition_id=each, error_code=_CLUSTER_DENIED, error_message=_CLUSTER_MESSAGE)
+                for each in topic.partitions
+            ),
+        )
+        for topic in request.topic_partitions or ()
+    ]
+    return ElectLeadersResponse(error_code=_CLUSTER_DENIED, replica_election_results=tuple(results))

@@ -51,6 +51,7 @@ RULES: Mapping[int, AuthorizationRule] = MappingProxyType(
         Api.ALTER_REPLICA_LOG_DIRS: admin_rules.alter_replica_log_dirs,
         Api.ALTER_PARTITION_REASSIGNMENTS: admin_rules.alter_partition_reassignments,
         Api.LIST_PARTITION_REASSIGNMENTS: admin_rules.list_partition_reassignments,
+        Api.ELECT_LEADERS: admin_rules.elect_leaders,
         Api.FIND_COORDINATOR: group_rules.find_coordinator,
         Api.JOIN_GROUP: group_rules.join_group,
         Api.SYNC_GROUP: group_rules.sync_group,

@@ -25,6 +25,7 @@ from tiered.serve.handlers.log_dirs import (
     alter_replica_log_dirs,
     delete_records,
     describe_log_dirs,
+    elect_leaders,
     list_partition_reassignments,
 )
 from tiered.serve.handlers.offsets import list_offsets, offset_for_leader_epoch
@@ -77,6 +78,7 @@ HANDLERS: Mapping[int, Handler] = MappingProxyType(
         OwnApi.AWAIT_OPERATION: await_operation,
         Api.ALTER_PARTITION_REASSIGNMENTS: alter_partition_reassignments,
         Api.LIST_PARTITION_REASSIGNMENTS: list_partition_reassignments,
+        Api.ELECT_LEADERS: elect_leaders,
         Api.FIND_COORDINATOR: find_coordinator,
         Api.JOIN_GROUP: join_group,
         Api.SYNC_GROUP: sync_group,

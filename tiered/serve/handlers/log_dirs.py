@@ -40,11 +40,15 @@ from tiered.serve.messages.log_dirs import (
 from tiered.serve.messages.reassignments import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
+    PartitionResult,
     ReassignablePartition,
     ReassignablePartitionResponse,
     ReassignableTopicResponse,
+    ReplicaElectionResult,
 )
 from tiered.serve.record_source import ServedTopic
 
@@ -132,6 +136,51 @@ async def list_partition_reassignments(
     service: Service, request: ListPartitionReassignmentsRequest, call: Call
 ) -> ListPartitionReassignmentsResponse:
     return ListPartitionReassignmentsResponse()
+
+
+async def elect_leaders(service: Service, request: ElectLeadersRequest, call: Call) -> ElectLeadersResponse:
+    """The only broker leads each partition: no election is needed. With all partitions asked for, none is listed.
+
+    Source: kafka `ReplicationControlManager.electLeaders`.
+    """
+    if request.election_type not in (0, 1):
+        return _no_election(request)
+    known = await service.topics()
+    if request.topic_partitions is None:
+        return ElectLeadersResponse(
+            replica_election_results=tuple(ReplicaElectionResult(topic=each, partition_result=()) for each in known)
+        )
+    results = [
+        ReplicaElectionResult(
+            topic=topic.topic, partition_result=tuple(_elected(known, topic.topic, each) for each in topic.partitions)
+        )
+        for topic in request.topic_partitions
+    ]
+    return ElectLeadersResponse(replica_election_results=tuple(results))
+
+
+def _no_election(request: ElectLeadersRequest) -> ElectLeadersResponse:
+    wrong = f"Unknown election type {request.election_type}"
+    results = [
+        ReplicaElectionResult(
+            topic=topic.topic,
+            partition_result=tuple(
+                PartitionResult(partition_id=each, error_code=Error.INVALID_REQUEST, error_message=wrong)
+                for each in topic.partitions
+            ),
+        )
+        for topic in request.topic_partitions or ()
+    ]
+    return ElectLeadersResponse(error_code=Error.INVALID_REQUEST, replica_election_results=tuple(results))
+
+
+def _elected(known: Mapping[str, ServedTopic], topic: str, partition: int) -> PartitionResult:
+    error, message = Error.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition."
+    if topic not in known:
+        error, message = Error.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {topic}"
+    elif served_partition(known, topic, partition) is None:
+        error, message = Error.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {topic}-{partition}"
+    return PartitionResult(partition_id=partition, error_code=error, error_message=message)
 
 
 def _deleted(partition: TopicPartition, outcome: int | Exception) -> DeleteRecordsPartitionResult:

@@ -79,6 +79,7 @@ PART_OF: Mapping[int, str] = MappingProxyType(
             Api.ALTER_REPLICA_LOG_DIRS,
             Api.ALTER_PARTITION_REASSIGNMENTS,
             Api.LIST_PARTITION_REASSIGNMENTS,
+            Api.ELECT_LEADERS,
             Api.DESCRIBE_LOG_DIRS,
             Api.CREATE_PARTITIONS,
             Api.INCREMENTAL_ALTER_CONFIGS,

@@ -1,4 +1,4 @@
-"""The messages of AlterPartitionReassignments and ListPartitionReassignments."""
+"""The messages of AlterPartitionReassignments, ListPartitionReassignments and ElectLeaders."""
 
 from __future__ import annotations
 
@@ -63,6 +63,40 @@ class ListPartitionReassignmentsResponse:
     error_message: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicPartitions:
+    topic: str
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectLeadersRequest:
+    """`election_type` 0: the preferred replica, 1: any live one. `topic_partitions` None: all."""
+
+    election_type: int = 0
+    topic_partitions: tuple[TopicPartitions, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionResult:
+    partition_id: int
+    error_code: Error
+    error_message: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaElectionResult:
+    topic: str
+    partition_result: tuple[PartitionResult, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectLeadersResponse:
+    throttle_time_ms: int = 0
+    error_code: Error = Error.NONE
+    replica_election_results: tuple[ReplicaElectionResult, ...] = ()
+
+
 # The oldest versions are those of Apache Kafka 4 (KIP-896), the newest those of kio 0.6.
 APIS: Mapping[int, Versions] = MappingProxyType(
     {
@@ -72,5 +106,6 @@ APIS: Mapping[int, Versions] = MappingProxyType(
         Api.LIST_PARTITION_REASSIGNMENTS: Versions(
             0, 0, ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse
         ),
+        Api.ELECT_LEADERS: Versions(0, 2, ElectLeadersRequest, ElectLeadersResponse),
     }
 )

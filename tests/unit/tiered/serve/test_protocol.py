@@ -100,7 +100,7 @@ from tiered.serve.protocol import (
 )
 
 VERSIONS = [(key, version) for key, each in SERVED.items() for version in range(each.min_version, each.max_version + 1)]
-PRODUCE, FIND_COORDINATOR, ELECT_LEADERS = 0, 10, 43
+PRODUCE, FIND_COORDINATOR, CREATE_ACLS = 0, 10, 30
 ADDED = AddPartitionsToTxnTopicResult(
     name="orders",
     results_by_partition=(
@@ -515,7 +515,7 @@ def test_an_api_that_is_not_served_gets_its_own_error_response(version: int) -> 
 
 @pytest.mark.parametrize(
     ("key", "version"),
-    [(ELECT_LEADERS, 0), (PRODUCE, 2), (PRODUCE, 99), (999, 0), (-1, -1), (Api.FETCH, 3), (Api.FETCH, 99)],
+    [(CREATE_ACLS, 2), (PRODUCE, 2), (PRODUCE, 99), (999, 0), (-1, -1), (Api.FETCH, 3), (Api.FETCH, 99)],
 )
 def test_a_request_without_a_response_that_says_so_is_refused(key: int, version: int) -> None:
     with pytest.raises(InvalidRequest, match=r"unsupported request.*version="):
