@@ -72,20 +72,24 @@ def apply_partition(
     state: Application,
     decisions: Sequence[Decision],
     *,
+    decide: Decide | None = None,
     progress: Progress = lambda decision: None,
     drops_copied: bool = False,
 ) -> Applied:
     """Apply one partition's decisions in order and return the effects. `drops_copied` also drops copied segments.
 
-    Raises InvalidRequest, before any effect, for an unsound plan. Raises the errors of the disk and the store; earlier
-    effects remain and are safe. Waits for a running task.
+    `decide` decides again under the lock: a task may have applied the decisions since. Raises InvalidRequest, before
+    any effect, for an unsound plan. Raises the errors of the disk and the store; earlier effects remain and are safe.
+    Waits for a running task.
     """
     partition = state.partition
     with partition.tier_lock, partition.lock:
         state.rules = state.rules or partition.rules
         partition.check_not_stopped()
-        _check(partition.snapshot(state.now_ms), decisions)
-        _apply_all(state, decisions, progress)
+        snapshot = partition.snapshot(state.now_ms)
+        due = decisions if decide is None else decide(snapshot)
+        _check(snapshot, due)
+        _apply_all(state, due, progress)
         done = state.done
         if drops_copied and not state.should_stop() and any(isinstance(each, CopySegment) for each in done):
             _drop_copied(state)

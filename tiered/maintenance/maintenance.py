@@ -86,14 +86,18 @@ class Maintenance:
         should_stop: ShouldStop,
         drops_copied: bool = False,
         rules: Mapping[TopicPartition, PartitionRules] | None = None,
+        decide: Decide | None = None,
     ) -> dict[TopicPartition, Applied]:
-        """Apply a plan and return the effects. Partitions whose rules differ from `rules` neither expire nor delete."""
+        """Apply a plan and return the effects; `decide` as in `apply_partition`.
+
+        Partitions whose rules differ from `rules` neither expire nor delete.
+        """
         done: dict[TopicPartition, Applied] = {}
         self._opener.pauses.refresh()
         while True:
             busy: list[TopicPartition] = []
             with self._lock:
-                done |= self._apply_idle(plan, busy.append, progress, should_stop, drops_copied, rules or {})
+                done |= self._apply_idle(plan, busy.append, progress, should_stop, drops_copied, rules or {}, decide)
             plan = replace(plan, decisions={name: plan.decisions[name] for name in busy})
             if not busy or not self._wait_for_task(busy[0], should_stop):
                 return done
@@ -115,6 +119,7 @@ class Maintenance:
         should_stop: ShouldStop,
         drops_copied: bool,
         rules: Mapping[TopicPartition, PartitionRules],
+        decide: Decide | None,
     ) -> dict[TopicPartition, Applied]:
         """Apply a plan to the partitions without a running task; call `busy` with each partition that has one."""
         is_store_down = threading.Event()
@@ -138,7 +143,8 @@ class Maintenance:
                     clean=partial(self.cleaning.clean, now_ms=plan.now_ms, should_stop=must_let_go),
                     rules=rules.get(name),
                 )
-                applied = apply_partition(state, decisions, progress=partial(progress, name), drops_copied=drops_copied)
+                tell = partial(progress, name)
+                applied = apply_partition(state, decisions, decide=decide, progress=tell, drops_copied=drops_copied)
                 self._table.forget(name)
             except LogError as error:
                 if isinstance(error, Unavailable):

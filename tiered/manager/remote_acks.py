@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from local.errors import InvalidRequest, LogError, Unavailable
 from local.names import TopicPartition
 from policies.copy_lag import without_copy_lag
-from policies.decisions import Code, Plan
+from policies.decisions import Code, Decision, Plan
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import copies, copy_deferrals
 
@@ -119,9 +119,9 @@ def _try_once(
         if each.active is not None and each.active.base_offset < ends[each.partition]:
             manager.partitions.find(each.partition).log.roll(now_ms=now_ms)
     before = {name: held_upto(manager, name) for name in unfinished}
-    due = {each.partition: copies(without_copy_lag(each)) for each in _snapshots(manager, unfinished, now_ms)}
+    due = {each.partition: _due(each) for each in _snapshots(manager, unfinished, now_ms)}
     plan = Plan(now_ms=now_ms, decisions={name: found for name, found in due.items() if found})
-    manager.apply(plan, should_stop=should_stop)
+    manager.maintenance.apply(plan, should_stop=should_stop, decide=_due)
     problems = manager.problems
     for name in unfinished:
         if name in problems:
@@ -130,6 +130,10 @@ def _try_once(
     if not blocked or should_stop():
         return None
     return _put_off(manager, blocked[0], now_ms)
+
+
+def _due(snapshot: PartitionSnapshot) -> Sequence[Decision]:
+    return copies(without_copy_lag(snapshot))
 
 
 def _put_off(manager: LogManager, name: TopicPartition, now_ms: int) -> Unavailable:

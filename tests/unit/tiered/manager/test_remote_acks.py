@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from manager_world import NAME, NOW, TIERED, SwitchableStore, World, send, values
 
 from local.errors import Conflict, Fenced, InvalidRequest, LogError, Unavailable
 from local.format.record import Record
 from local.names import TopicPartition
+from policies.decisions import Decision
+from policies.snapshot import PartitionSnapshot
+from tiered.manager import remote_acks
 from tiered.manager.manager import LogManager
 from tiered.manager.remote_acks import check_remote_acks, held_upto, wait_for_bucket
 from tiered.node.upload_pause import pause_uploads
@@ -80,6 +85,27 @@ def test_remote_ack_rolls_only_the_requested_partitions(world: World) -> None:
         assert wait_for_bucket(manager, {first: 1}, clock=clock, pause=clock.pause) is not None
         assert (held_upto(manager, first), held_upto(manager, second)) == (1, 0)
         assert [len(each.closed) for each in manager.snapshots(NOW, ["u"])] == [1, 0]
+
+
+def test_remote_ack_is_no_problem_of_a_partition_that_maintenance_copies_at_the_same_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decide, overtakes = remote_acks.copies, iter([True])
+
+    def decide_slowly(snapshot: PartitionSnapshot) -> Sequence[Decision]:
+        found = decide(snapshot)
+        if next(overtakes, False):
+            manager.tick(NOW + 7_200_000)
+        return found
+
+    noted: list[LogError] = []
+    with world.open() as manager:
+        monkeypatch.setattr(manager.partitions, "note", lambda name, error: noted.append(error))
+        monkeypatch.setattr(remote_acks, "copies", decide_slowly)
+        send(manager, 70)
+        assert wait(manager, 70) is not None
+        assert held_upto(manager, NAME) == 70
+    assert noted == []
 
 
 def test_remote_ack_retries_until_its_timeout_and_loses_or_doubles_no_record(
