@@ -11,18 +11,20 @@ import socket
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import confluent_kafka
 import pytest
+from kafka_security import Place
 from kafka_socket import METADATA, is_closed, receive, send
 from running_node import running
 from served_bucket import filled_store
 
 from local.names import TopicPartition
+from remote.store.file_store import FileStore
 from tiered.cli.main import invoke
 from tiered.read.bucket_reader import RemoteLog
 from tiered.serve.bucket_source import BucketSource
@@ -161,6 +163,91 @@ def serving(home: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], in
         process.communicate()  # until the last worker closed its end
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+@contextmanager
+def replica(url: str, own: int, other: int) -> Iterator[subprocess.Popen[str]]:
+    """A process at its port, which serves; killed at the end."""
+    words = ["serve", "--remote", url, "--port", str(own), "--peers", f"127.0.0.1:{other}"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tiered", *words], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        assert any("Kafka clients at" in each for each in process.stderr)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def by_kafka_python(address: str, count: int, reached: Callable[[int], None]) -> list[int]:
+    here = kafka.TopicPartition(PARTITION.topic, PARTITION.partition)
+    consumer = kafka.KafkaConsumer(
+        bootstrap_servers=address.split(","),
+        fetch_max_wait_ms=50,
+        max_partition_fetch_bytes=3000,
+        request_timeout_ms=20_000,
+        reconnect_backoff_max_ms=200,
+    )
+    seen: list[int] = []
+    try:
+        consumer.assign([here])
+        consumer.seek(here, 0)
+        while len(seen) < count:
+            seen += [each.offset for each in consumer.poll(timeout_ms=1000, max_records=20).get(here, [])]
+            reached(len(seen))
+        return seen
+    finally:
+        consumer.close()
+
+
+def by_librdkafka(address: str, count: int, reached: Callable[[int], None]) -> list[int]:
+    settings = {"bootstrap.servers": address, "group.id": "none", "reconnect.backoff.max.ms": 200, "log_level": 0}
+    small = {"fetch.message.max.bytes": 3000, "queued.min.messages": 1, "enable.auto.commit": False}
+    consumer = confluent_kafka.Consumer({**settings, **small})
+    seen: list[int] = []
+    try:
+        consumer.assign([confluent_kafka.TopicPartition(PARTITION.topic, PARTITION.partition, 0)])
+        while len(seen) < count:
+            for each in consumer.consume(20, 1.0):
+                if each.error() is None:
+                    seen.append(each.offset())
+            reached(len(seen))
+        return seen
+    finally:
+        consumer.close()
+
+
+@pytest.mark.parametrize("client", [by_kafka_python, by_librdkafka])
+def test_a_consumer_reads_on_when_the_process_of_its_replica_is_killed(
+    tmp_path: Path, client: Callable[[str, int, Callable[[int], None]], list[int]]
+) -> None:
+    url = (tmp_path / "bucket").as_uri()
+    (tmp_path / "bucket").mkdir()
+    filled, store = filled_store(), FileStore(str(tmp_path / "bucket"))
+    for each in filled.list(""):
+        store.put(each.key, filled.get(each.key))
+    with RemoteLog(store) as bucket:
+        expected = [each.offset for each in bucket.reader().records(PARTITION, 0)]
+    ports = sorted((free_port(), free_port()))
+    members = [Endpoint(host="127.0.0.1", port=each) for each in ports]
+    leader = Peers(members[0], members, lambda address: True).leader_of(PARTITION).endpoint.port
+    with ExitStack() as stack:
+        running = {each: stack.enter_context(replica(url, each, sum(ports) - each)) for each in ports}
+
+        def reached(count: int) -> None:
+            if count and leader in running:
+                running.pop(leader).kill()
+
+        assert client(",".join(f"127.0.0.1:{each}" for each in ports), len(expected), reached) == expected
+    assert leader not in running, "it must have been killed"
+
+
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
     return [int(each) for each in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
@@ -188,6 +275,23 @@ def test_one_process_that_dies_ends_all(home: Path) -> None:
         assert process.wait(60) == 128 + signal.SIGKILL
         assert process.stderr is not None
         assert "a serving process ended, exit code 137" in process.stderr.read()
+
+
+def test_a_sighup_reloads_the_security_of_each_process(home: Path) -> None:
+    place = Place.new(home / "secured")
+    place.write("max.connections = 10")
+    with serving(home, "--processes", "2", "--security", str(place.file)) as (process, port):
+        assert process.stderr is not None
+        place.file.write_text("max.connections = 20")
+        process.send_signal(signal.SIGHUP)
+        lines = [next(each for each in process.stderr if "security settings applied" in each) for _ in range(2)]
+        assert len(lines) == 2
+        assert len(workers_of(process)) == 2
+        with connect(port) as client:
+            send(client, METADATA)
+            assert b"orders" in receive(client)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
 
 
 def test_processes_end_when_the_one_that_started_them_is_killed(home: Path) -> None:

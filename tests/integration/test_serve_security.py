@@ -31,6 +31,7 @@ from remote.store.memory_store import MemoryStore
 from tiered.read.bucket_reader import RemoteLog
 from tiered.serve.bucket_source import BucketSource
 from tiered.serve.messages.base import Api
+from tiered.serve.peers import Endpoint, answers
 from tiered.serve.server import KafkaServer
 
 with warnings.catch_warnings():
@@ -287,6 +288,20 @@ def test_a_client_certificate_names_the_principal(place: Place, bucket: RemoteLo
             topics = receive(client)
     assert b"orders" in topics
     assert b"hidden" not in topics
+
+
+def test_replicas_that_require_client_certificates_probe_each_other_with_their_own(
+    place: Place, bucket: RemoteLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.write('ssl.client.auth = "required"\nssl.client.ca.file = "ca.pem"', TLS, ACL)
+    with serving(place, bucket) as server:
+        tls = server._service.security.settings.tls
+        where = Endpoint(host="127.0.0.1", port=server.address[1])
+        for _ in range(3):
+            assert answers(where, LIMIT_S, tls=lambda: tls)
+        server.close()
+        assert "no TLS handshake" not in caplog.text
+        assert not answers(where, LIMIT_S, tls=lambda: tls)
 
 
 def test_many_tls_clients_at_once_are_all_served(place: Place) -> None:

@@ -38,7 +38,8 @@ def serving(
 
     Raises InvalidRequest for an unusable address.
     """
-    limits = Limits(connections_max=connections_that_fit(Limits().connections_max))
+    most = service.security.settings.limits.connections_max if service.security is not None else None
+    limits = Limits(connections_max=connections_that_fit(max(Limits().connections_max, most or 0)))
     server = KafkaServer(host, port, service, advertised=advertised, limits=limits, is_shared=is_shared, local=local)
     with closing(server):
         server.start()
@@ -86,10 +87,10 @@ def parse_endpoint(option: str, text: str | None) -> Endpoint | None:
 
 
 @contextmanager
-def joined(own: Endpoint, peers: str | None, *, has_tls: bool = False) -> Iterator[Peers | None]:
+def joined(own: Endpoint, peers: str | None, security: Security | None = None) -> Iterator[Peers | None]:
     """The replicas in the value of ``--peers`` and this one, probed within the block; None without a value.
 
-    `has_tls`: all of them serve over TLS.
+    `security` of this replica: all of them serve over TLS if it does, and accept its certificate as a client's.
 
     Raises InvalidRequest.
     """
@@ -99,7 +100,9 @@ def joined(own: Endpoint, peers: str | None, *, has_tls: bool = False) -> Iterat
     others = [found for text in peers.split(",") if (found := parse_endpoint("--peers", text.strip())) is not None]
     if own.host in _EVERYWHERE or not own.port:
         raise InvalidRequest("--peers needs the address of this replica: add --advertise", host=own.host, port=own.port)
-    with closing(Peers(own, others, partial(answers, has_tls=has_tls))) as members:
+    with closing(
+        Peers(own, others, partial(answers, tls=lambda: security.settings.tls if security is not None else None))
+    ) as members:
         members.start()
         yield members
 

@@ -28,6 +28,7 @@ from hashlib import blake2b
 
 from local.names import TopicPartition
 from tiered.serve.messages.base import Api
+from tiered.serve.security.tls import ClientAuth, Tls
 
 PROBE_S = 1.0  # from one round of probes to the next
 PROBE_TIMEOUT_S = 1.0
@@ -123,15 +124,17 @@ class Peers:
             self.check()
 
 
-def answers(address: Endpoint, timeout_s: float = PROBE_TIMEOUT_S, *, has_tls: bool = False) -> bool:
-    """Whether a Kafka endpoint answers at `address`: ApiVersions, or with `has_tls` a handshake, also by a refusal."""
+def answers(
+    address: Endpoint, timeout_s: float = PROBE_TIMEOUT_S, *, tls: Callable[[], Tls | None] = lambda: None
+) -> bool:
+    """Whether a Kafka endpoint answers at `address`: ApiVersions, or with `tls` a handshake, also by a refusal.
+
+    `tls` of this replica, read at each probe: if it asks clients for certificates, the probe sends its own.
+    """
+    files = tls()
     with suppress(OSError), socket.create_connection((address.host, address.port), timeout_s) as client:
-        if has_tls:
-            context = ssl.create_default_context()
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent
-            with suppress(ssl.SSLError):
-                context.wrap_socket(client).close()
-            return True
+        if files is not None:
+            return _shakes_hands(client, files)
         client.sendall(_VERSIONS)
         client.settimeout(timeout_s)
         with client.makefile("rb") as reader:
@@ -139,6 +142,18 @@ def answers(address: Endpoint, timeout_s: float = PROBE_TIMEOUT_S, *, has_tls: b
             length = int.from_bytes(head, "big") if len(head) == 4 else 0
             return 0 < length <= _RESPONSE_BYTES_MAX and len(reader.read(length)) == length
     return False
+
+
+def _shakes_hands(client: socket.socket, tls: Tls) -> bool:
+    """True also after a refusal. With TLS 1.3 the server reads the client's certificate after the handshake."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent
+    if tls.client_auth is not ClientAuth.NONE:
+        with suppress(OSError):  # ssl.SSLError too: files that are being replaced
+            context.load_cert_chain(tls.certificate, tls.key)
+    with suppress(ssl.SSLError):
+        context.wrap_socket(client).close()
+    return True
 
 
 def _weight(address: Endpoint, partition: TopicPartition) -> bytes:

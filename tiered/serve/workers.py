@@ -7,6 +7,7 @@ them. All end together:
 |---|---|
 | a worker ends | the supervisor ends the others and has the worker's exit code |
 | the supervisor is asked to stop | it ends all workers with SIGTERM, after END_S with SIGKILL |
+| the supervisor gets SIGHUP | every worker gets it, after all are ready: each reads its files again |
 | the supervisor is killed | every worker finds `parent_fd` readable, and ends |
 
 Call `fork_workers` before any thread starts and before a bucket is opened: neither survives a fork.
@@ -32,6 +33,9 @@ class Stop(Protocol):
 
     @property
     def is_set(self) -> bool: ...
+
+    def take_reload(self) -> bool:
+        """Whether a SIGHUP came since the last call."""
 
     def wait(self, timeout_s: float | None, fd: int | None = None) -> bool:
         """Wait for the request or until `fd` is readable."""
@@ -82,6 +86,8 @@ class Supervisor:
                 if self.are_ready and not is_serving:
                     is_serving = True
                     say(f"serving Kafka clients at {where} until Ctrl-C")
+                if is_serving and stop.take_reload():  # a worker that starts would end by the signal
+                    self._signal(signal.SIGHUP)
             return 0
         finally:
             self.close()
@@ -101,9 +107,7 @@ class Supervisor:
 
     def close(self) -> None:
         """End all workers, and return when none is left."""
-        for pid in self._running.values():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+        self._signal(signal.SIGTERM)
         due_s = time.monotonic() + END_S
         for fd in list(self._running):
             ended = select.poll()
@@ -113,6 +117,11 @@ class Supervisor:
             self._reap(fd)
         self._epoll.close()
         os.close(self._lifeline_fd)
+
+    def _signal(self, number: int) -> None:
+        for pid in self._running.values():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def _reap(self, fd: int) -> int:
         self._epoll.unregister(fd)

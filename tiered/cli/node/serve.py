@@ -165,7 +165,7 @@ def serve(
         found = fork_workers(address.processes)
         if isinstance(found, Supervisor):
             where = f"{address.host}:{address.port} with {address.processes} processes"
-            with stop_signals() as stop:
+            with stop_signals(reloads=True) as stop:
                 return found.supervise(stop, session.say, where)
     return _serve(session, bucket, address, refresh_ms / 1000, found)
 
@@ -186,7 +186,7 @@ def _serve(session: Session, bucket: _Bucket, address: _Address, refresh_s: floa
         ) as security,
         bucket.open(worker) as remote,
         closing(BucketSource(remote, time.monotonic, refresh_s=refresh_s)) as source,
-        joined(own, address.peers, has_tls=security is not None and security.context is not None) as peers,
+        joined(own, address.peers, security) as peers,
     ):
         count = len(source.topics())  # an unreachable bucket ends the start
         broker_id = BROKER_ID if peers is None else peers.own.broker_id

@@ -5,10 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import time
+from contextlib import closing
+from pathlib import Path
 
 import pytest
+from fake_source import FakeSource
 
-from tiered.serve.endpoint import connections_that_fit
+from tiered.serve.endpoint import connections_that_fit, serving
+from tiered.serve.handlers.service import Service
+from tiered.serve.security.security import Security
 
 
 def limited(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, *, may_raise: bool = True) -> list[int]:
@@ -44,3 +50,16 @@ def test_half_of_the_free_descriptors_are_for_connections(
 def test_without_a_limit_of_open_files_all_connections_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     assert connections_that_fit(1000) == 1000
+
+
+@pytest.mark.server
+def test_the_security_file_raises_the_limit_of_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1 << 20, 1 << 20))
+    path = tmp_path / "security.toml"
+    for value, most in ((2000, 2000), (5, 1000)):
+        path.write_text(f"max.connections = {value}")
+        with (
+            closing(Security(str(path), time.monotonic, time.time)) as security,
+            serving(Service(source=FakeSource(orders=1), security=security), "127.0.0.1", 0) as server,
+        ):
+            assert server._limits.connections_max == most, "Admission has the lower limit, which a reload changes"
