@@ -22,14 +22,21 @@ from fake_source import ORDERS, SLOW, FakeSource
 from kafka_socket import METADATA, VERSIONS, connect, correlation, fetch, is_closed, receive, send, served
 
 from tiered.cli.main import invoke
+from tiered.config.config import Config
+from tiered.manager.manager import LogManager
 from tiered.serve import connection
 from tiered.serve.commands.operation_jobs import Jobs
 from tiered.serve.connection import Limits
+from tiered.serve.endpoint_metrics import EndpointEnded, EndpointMetrics
 from tiered.serve.handlers.service import Service
 from tiered.serve.messages.base import Api
+from tiered.serve.node.endpoint import serving_node
 from tiered.serve.server import KafkaServer
+from tiered.service.worker import Worker
+from tiered.status.status_report import status_report
 
 pytestmark = pytest.mark.server
+NOW = 1_700_000_000_000
 
 
 @pytest.mark.parametrize(
@@ -189,8 +196,35 @@ def test_the_end_of_background_work_is_an_error_in_the_log(
     with served() as server, connect(server) as client:
         send(client, VERSIONS)
         assert correlation(receive(client)) == 7
+        assert isinstance(server._service.metrics.failure, EndpointEnded)
     (line,) = [each for each in caplog.records if each.levelno >= logging.ERROR]
     assert "background work of the Kafka endpoint ended" in line.getMessage()
+
+
+def test_an_endpoint_that_ends_is_a_problem_of_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(self: KafkaServer) -> list[asyncio.Server]:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(KafkaServer, "_servers", fail)
+    config = Config.load(None, {}, {}, local_dir=str(tmp_path))
+    metrics = EndpointMetrics()
+    with (
+        LogManager.open(config, now_ms=NOW) as manager,
+        serving_node(manager, "127.0.0.1", 0, now_ms=lambda: NOW, metrics=metrics) as server,
+    ):
+        server._thread.join(60)
+        worker = Worker(manager, now_ms=NOW, interval_ms=30_000, endpoint_error=lambda: metrics.failure)
+        (line,) = worker.problem_lines()
+        assert line.startswith("node: the Kafka endpoint ended: cause=")
+        worker.round(NOW)
+        (problem,) = status_report(manager, NOW).problems
+        assert (problem.kind, problem.next_step) == (
+            "EndpointEnded",
+            "restart the node, and report the traceback of its log",
+        )
+    assert "the Kafka endpoint ended" in caplog.text
 
 
 def test_connections_above_the_limit_are_refused_and_later_ones_accepted(caplog: pytest.LogCaptureFixture) -> None:
@@ -288,3 +322,83 @@ def test_close_ends_a_client_whose_connection_has_not_begun(monkeypatch: pytest.
             assert client.recv(1) == b""
         except ConnectionResetError:
             return
+
+
+def test_a_request_of_another_version_closes_or_refuses_and_keeps_the_other_clients(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Kafka answers an unknown version of ApiVersions; of other APIs it closes the connection or says so."""
+    with served() as server, connect(server) as other:
+        for api in (Api.API_VERSIONS, Api.METADATA, Api.FETCH, Api.LIST_OFFSETS, Api.OFFSET_FOR_LEADER_EPOCH):
+            for version in (-1, 99, 2**15 - 1):
+                with connect(server) as client:
+                    send(client, struct.pack(">hhih", api, version, 7, -1) + bytes(20))
+                    head = client.recv(4)
+                    assert not head or int.from_bytes(head, "big") < 1 << 20, "a short refusal, or the end"
+        send(other, VERSIONS)
+        assert correlation(receive(other)) == 7
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("length", [2**31 - 1, 2**31 - 4, 2 << 20, (2 << 20) + 1])
+def test_a_long_frame_takes_no_memory_before_its_bytes_arrive(length: int) -> None:
+    """A read-only server takes 2 MiB at most, and the memory of a frame as its bytes arrive."""
+    clients_count = 64
+    with served() as server, ExitStack() as stack, connect(server) as other:
+        before = resident_bytes()
+        for _ in range(clients_count):
+            stack.enter_context(connect(server)).sendall(struct.pack(">i", length) + b"x")
+        send(other, VERSIONS)
+        assert correlation(receive(other)) == 7
+        assert resident_bytes() - before < 64 << 20
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+TEN_THOUSAND = """
+import socket, sys
+address, count = ("127.0.0.1", int(sys.argv[1])), int(sys.argv[2])
+held, closed = [], 0
+for number in range(count):
+    client = socket.create_connection(address, timeout=60)
+    # Closed at once: above the limit. Served: the answer to ApiVersions.
+    try:
+        client.sendall(bytes.fromhex("0000000a0012000000000007ffff"))
+        is_served = bool(client.recv(4))
+    except ConnectionError:
+        is_served = False
+    if is_served:
+        held.append(client)
+    else:
+        client.close()
+        closed += 1
+print(len(held), closed, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ten_thousand_connections_are_bounded_and_a_client_that_was_there_is_served(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The limit is `connections_max`. Its memory is bounded, and each refused connection costs no log line."""
+    count, most = 10_000, Limits().connections_max
+    with served() as server, connect(server) as other:
+        send(other, VERSIONS)
+        receive(other)
+        before = resident_bytes()
+        words = [sys.executable, "-c", TEN_THOUSAND, str(server.address[1]), str(count)]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            held, closed = map(int, process.stdout.readline().split())
+            assert (held, closed) == (most - 1, count - most + 1)
+            assert resident_bytes() - before < 256 << 20
+            send(other, METADATA)
+            assert correlation(receive(other)) == 8
+        finally:
+            process.kill()
+            process.communicate()
+    lines = [each.getMessage() for each in caplog.records if "refused" in each.getMessage()]
+    assert len(lines) <= 5, "the 1st, 10th, 100th and so on"

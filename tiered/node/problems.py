@@ -32,6 +32,7 @@ _BY_KIND = {
     "Diverged": f"save the records of this disk, or run --take-over: {_RUNBOOKS}/halted.md",
     "RemoteLost": f"correct url in [remote], or restore the bucket: {_RUNBOOKS}/bucket-lost.md",
     "InvalidRequest": "correct the named setting, in tiered.toml or on the topic",
+    "EndpointEnded": "restart the node, and report the traceback of its log",
     "OffsetOutOfRange": f"{_RUNBOOKS}/unopened.md",
 }
 _OF_DISK = ("eacces", "eperm", "erofs")

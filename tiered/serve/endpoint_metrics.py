@@ -10,6 +10,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar
 
+from local.errors import LogError
 from tiered.serve.messages.base import Error
 from tiered.service.observations import Histogram, HistogramCounts
 
@@ -19,10 +20,18 @@ Figure = tuple[str, float | HistogramCounts, Labels]
 REQUEST_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0)
 
 
+class EndpointEnded(LogError):
+    """The endpoint, or a part of it, ended by an unexpected error. Restart the process."""
+
+
 class EndpointMetrics:
-    """`connection_count` and `unsent_bytes` are callables of the server, `group_figures` of the node."""
+    """`connection_count` and `unsent_bytes` are callables of the server, `group_figures` of the node.
+
+    `failure`: why a part of the server ended.
+    """
 
     def __init__(self) -> None:
+        self.failure: EndpointEnded | None = None
         self.connection_count: Callable[[], int] = lambda: 0
         self.unsent_bytes: Callable[[], int] = lambda: 0
         self.group_figures: Callable[[], Iterable[Figure]] = lambda: ()
@@ -31,6 +40,10 @@ class EndpointMetrics:
         self._errors: dict[tuple[str, str], int] = {}
         self._sent_bytes: dict[tuple[str, str], int] = {}
         self._refused: dict[str, int] = {}
+
+    def ended(self, part: str, error: BaseException) -> None:
+        """Note that a part of the server ended; the first one counts."""
+        self.failure = self.failure or EndpointEnded(f"{part} ended", cause=repr(error))
 
     def answered(self, api: str, response: object, seconds: float) -> None:
         """Count a request and the error codes in its response. `seconds`: until the client has the response."""

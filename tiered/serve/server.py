@@ -85,8 +85,9 @@ class KafkaServer:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except Exception:  # noqa: BLE001 - the process ends by its own signal
+        except Exception as error:  # noqa: BLE001 - the process ends by its own signal
             _log.exception("the Kafka endpoint ended")
+            self._service.metrics.ended("the Kafka endpoint", error)
         finally:
             self._is_ready.set()
 
@@ -96,7 +97,7 @@ class KafkaServer:
             servers = [await stack.enter_async_context(each) for each in await self._servers()]
             background = [asyncio.create_task(each) for each in self._service.background()]
             for each in background:
-                each.add_done_callback(_log_failure)
+                each.add_done_callback(self._note_failure)
             self._is_ready.set()
             await self._stop.wait()
             for server in servers:
@@ -162,14 +163,14 @@ class KafkaServer:
         if security is not None:
             task.add_done_callback(lambda _: security.admission.leave(connection.address))
 
+    def _note_failure(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("background work of the Kafka endpoint ended: error=%r", error, exc_info=error)
+            self._service.metrics.ended("background work of the Kafka endpoint", error)
+
     def _closed(self, is_local: bool, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
         self._open[is_local] -= 1
-
-
-def _log_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("background work of the Kafka endpoint ended: error=%r", error, exc_info=error)
 
 
 def bound(host: str, port: int, *, is_shared: bool = False) -> socket.socket:

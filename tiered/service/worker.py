@@ -144,10 +144,15 @@ class Worker:
         clock_guard: ClockGuard | None = None,
         store_clock: StoreClock | None = None,
         counted: Callable[[], int] = counted_ms,
+        endpoint_error: Callable[[], LogError | None] = lambda: None,
     ) -> None:
-        """`interval_ms`: the pause between runs, for readers of the report. `waits` as in `LogManager.tick`."""
+        """`interval_ms`: the pause between runs, for readers of the report. `waits` as in `LogManager.tick`.
+
+        `endpoint_error`: why the node does not serve its clients.
+        """
         self.manager = manager
         self.clock_guard = clock_guard
+        self._endpoint_error = endpoint_error
         self._store_clock = store_clock  # asked for the time when `clock_guard` needs it
         self.waits = waits
         self.interval_ms = interval_ms
@@ -175,7 +180,8 @@ class Worker:
 
     def _of_node(self) -> list[LogError]:
         clock_error = self.clock_guard.suspect_reason if self.clock_guard is not None else None
-        return [each for each in (self.round_error, clock_error, self._relief.disk_error) if each is not None]
+        errors = (self.round_error, clock_error, self._relief.disk_error, self._endpoint_error())
+        return [each for each in errors if each is not None]
 
     @property
     def round_age_ms(self) -> int:

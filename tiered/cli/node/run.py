@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tiered.manager.manager import LogManager
     from tiered.observe.metrics import Metrics
     from tiered.serve.commands.unix_socket import NodeSocket
+    from tiered.serve.endpoint_metrics import EndpointMetrics
     from tiered.serve.security.security import Security
     from tiered.serve.security.tls import Tls
     from tiered.service.observations import Observations
@@ -100,7 +101,7 @@ def run(
                 from tiered.service.observations import Observations
 
                 seen, endpoint = Observations(), EndpointMetrics()
-                worker, own = _started(session, stack, seen, interval, is_once=once, takes_over=take_over)
+                worker, own = _started(session, stack, seen, endpoint, interval, is_once=once, takes_over=take_over)
                 # Its end comes before the manager's. /health answers after it: a node that starts is not healthy yet.
                 security = stack.enter_context(kafka.serving(session, worker.manager, own, endpoint))
                 if metrics is not None:
@@ -122,7 +123,14 @@ def run(
 
 
 def _started(
-    session: Session, stack: ExitStack, seen: Observations, interval: str | None, *, is_once: bool, takes_over: bool
+    session: Session,
+    stack: ExitStack,
+    seen: Observations,
+    endpoint: EndpointMetrics,
+    interval: str | None,
+    *,
+    is_once: bool,
+    takes_over: bool,
 ) -> tuple[Worker, NodeSocket]:
     from tiered.serve.commands.unix_socket import NodeSocket
     from tiered.service.worker import Worker
@@ -147,6 +155,7 @@ def _started(
             suspicion=last.suspicion if last is not None else None,
         ),
         store_clock=store_clock,
+        endpoint_error=lambda: endpoint.failure,
     )
     return worker, own
 
