@@ -27,6 +27,7 @@ CONFIGS = "kafka.admin.ConfigCommand"
 RECORDS = "org.apache.kafka.tools.DeleteRecordsCommand"
 LOG_DIRS = "org.apache.kafka.tools.LogDirsCommand"
 OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
+ELECT = "org.apache.kafka.tools.LeaderElectionCommand"
 REASSIGN = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
 SECONDS_MAX = 60
 
@@ -104,6 +105,16 @@ def test_kafka_topics_creates_describes_grows_and_deletes(node: Node) -> None:
     tools.run(TOPICS, "--delete", "--topic", "orders")
     assert "does not exist" in tools.fail(TOPICS, "--describe", "--topic", "orders")
     assert [each.name for each in manager.topics.all() if each.name == "orders"] == []
+
+
+def test_kafka_leader_election_finds_the_leaders_elected(node: Node) -> None:
+    node.manager.topics.create("led", 2, {}, now_ms=_now_ms())
+    printed = node.tools.run(ELECT, "--election-type", "preferred", "--topic", "led", "--partition", "1")
+    assert "Valid replica already elected for partitions led-1" in printed
+    node.tools.run(ELECT, "--election-type", "unclean", "--all-topic-partitions")
+    missing = node.tools.fail(ELECT, "--election-type", "preferred", "--topic", "led", "--partition", "7")
+    assert "No such partition as led-7" in missing
+    node.manager.topics.delete("led", now_ms=_now_ms())
 
 
 def test_kafka_configs_describes_and_alters(node: Node) -> None:
