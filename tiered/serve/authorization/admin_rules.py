@@ -36,9 +36,9 @@ from tiered.serve.messages.reassignments import (
     ElectLeadersResponse,
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
+    PartitionResult,
     ReassignablePartitionResponse,
     ReassignableTopicResponse,
-    PartitionResult,
     ReplicaElectionResult,
 )
 from tiered.serve.messages.topics import (

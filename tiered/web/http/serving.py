@@ -41,12 +41,14 @@ from tiered.serve.security.tls import Tls, unusable_tls
 
 DRAIN_S = 2
 END_S = DRAIN_S + 3.0  # limit for the end of the thread
-BACKLOG = 128
+BACKLOG = 2048  # uvicorn's
+# Accepted in one step of the loop. The connections in whose place they come are closed three steps later.
+ACCEPTS_MAX = 32
 HEAD_S = 10.0
 EXCHANGE_S = 30.0
 IDLE_S = 15.0
 CONNECTIONS_MAX = 256
-SOCKETS_MAX = CONNECTIONS_MAX + 128
+SOCKETS_MAX = CONNECTIONS_MAX + 4 * ACCEPTS_MAX
 MANIFEST_BYTES_MAX = 16 * 1024  # of a request's target and headers
 
 _log = logging.getLogger(__name__)
@@ -162,6 +164,10 @@ class Listener(socket.socket):
         super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._held: list[socket.socket] = []
 
+    def listen(self, backlog: int = BACKLOG) -> None:
+        """Listen with BACKLOG: asyncio's own `backlog` is also the number of accepts in one step."""
+        super().listen(BACKLOG)
+
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept a client. Raises ConnectionAbortedError above the limit, as the kernel does for a lost client."""
         client, address = super().accept()
@@ -274,6 +280,7 @@ def _config(application: ASGIApp, connection: type[BoundConnection], tls: Tls | 
         proxy_headers=False,
         server_header=False,
         workers=1,
+        backlog=ACCEPTS_MAX,
         timeout_keep_alive=int(IDLE_S),
         timeout_graceful_shutdown=DRAIN_S,
         h11_max_incomplete_event_size=MANIFEST_BYTES_MAX,
@@ -293,7 +300,7 @@ def _listening(host: str, port: int, option: str) -> Listener:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(BACKLOG)
+        listener.listen()
     except (OSError, OverflowError) as error:
         listener.close()
         why = getattr(error, "strerror", None) or str(error)

@@ -242,6 +242,28 @@ def test_two_hundred_held_connections_do_not_block_other_clients() -> None:
         assert ask(server, "/b") == (200, f"{SECRET} /b")
 
 
+def test_a_burst_while_the_server_is_busy_is_served_in_place_of_waiting_connections() -> None:
+    """The loop accepts the burst at once, before it has closed the connections in whose place they come."""
+    goes_on, is_busy = threading.Event(), threading.Event()
+
+    def block() -> None:
+        is_busy.set()
+        assert goes_on.wait(LIMIT_S)
+
+    with served() as server, ExitStack() as clients:
+        for _ in range(CONNECTIONS_MAX):
+            clients.enter_context(Raw(server))
+        assert ask(server) == (200, f"{SECRET} /")
+        woken = server._server._woken
+        assert woken is not None
+        woken[0].call_soon_threadsafe(block)
+        assert is_busy.wait(LIMIT_S)
+        burst = [clients.enter_context(Raw(server)) for _ in range(CONNECTIONS_MAX)]
+        goes_on.set()
+        for number, client in enumerate(burst):
+            assert client.get(f"/{number}").answer() == (200, f"{SECRET} /{number}")
+
+
 def test_waiting_clients_do_not_cancel_an_answer_in_progress() -> None:
     goes_on, reached = threading.Event(), threading.Event()
 
