@@ -234,8 +234,7 @@ class GroupCoordinator:
     async def sync(self, request: SyncGroupRequest) -> SyncGroupResponse:
         error = self._refusal(request.group_id) or self._loading()
         group = self.table.get(request.group_id)
-        size_bytes = sum(len(each.assignment) for each in request.assignments)
-        if not error and not self.has_room(size_bytes):
+        if not error and not self.has_room(sum(len(each.assignment) for each in request.assignments)):
             error = Error.GROUP_MAX_SIZE_REACHED
         if error or not isinstance(group, Group):
             return SyncGroupResponse(error_code=error or Error.UNKNOWN_MEMBER_ID)
@@ -259,14 +258,12 @@ class GroupCoordinator:
         """The leave of the last member is durable on return: no later start waits for a member that left."""
         error = self._refusal(request.group_id) or self._loading()
         group = self.table.get(request.group_id)
-        if error:
-            return LeaveGroupResponse(error_code=error)
+        if error or group is None:
+            absent = () if error else tuple(unknown(each) for each in request.members)
+            return LeaveGroupResponse(error_code=error, members=absent)
         if isinstance(group, ConsumerGroup):
-            return LeaveGroupResponse(
-                members=tuple([await self.consumers.leave(group, each) for each in request.members])
-            )
-        if group is None:
-            return LeaveGroupResponse(members=tuple(unknown(each) for each in request.members))
+            left = [await self.consumers.leave(group, each) for each in request.members]
+            return LeaveGroupResponse(members=tuple(left))
         found = group.leave(request, self.now())
         failures = await asyncio.gather(*self.settle(group))
         return LeaveGroupResponse(error_code=next(filter(None, failures))) if any(failures) else found
@@ -445,8 +442,8 @@ class GroupCoordinator:
             record = encode_key(GroupKey(group.group_id)), encode_value(value)
         except LogError:  # a text of a client is too long for a record
             stored((), Error.MESSAGE_TOO_LARGE)
-            return written
-        self._writer.submit(self.partition_of(group.group_id).partition, [record], stored)
+        else:
+            self._writer.submit(self.partition_of(group.group_id).partition, [record], stored)
         return written
 
     def _check(self, committer: Committer, *, is_id_known: bool = False, is_transactional: bool = False) -> Error:

@@ -83,7 +83,7 @@ class Host(Protocol):
     def room_error(self) -> Error:
         """Of a new group."""
 
-    def settle(self, group: AnyGroup) -> None:
+    def settle(self, group: AnyGroup) -> object:
         """Note the size and the next deadline of a group."""
 
     def forget(self, group_id: str) -> None:
