@@ -259,11 +259,9 @@ class GroupCoordinator:
         error = self._refusal(request.group_id) or self._loading()
         group = self.table.get(request.group_id)
         if error or group is None:
-            absent = () if error else tuple(unknown(each) for each in request.members)
-            return LeaveGroupResponse(error_code=error, members=absent)
+            return LeaveGroupResponse(error_code=error, members=() if error else tuple(map(unknown, request.members)))
         if isinstance(group, ConsumerGroup):
-            left = [await self.consumers.leave(group, each) for each in request.members]
-            return LeaveGroupResponse(members=tuple(left))
+            return LeaveGroupResponse(members=tuple([await self.consumers.leave(group, x) for x in request.members]))
         found = group.leave(request, self.now())
         failures = await asyncio.gather(*self.settle(group))
         return LeaveGroupResponse(error_code=next(filter(None, failures))) if any(failures) else found
