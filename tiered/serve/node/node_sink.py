@@ -18,6 +18,7 @@ reached the disk; they are acknowledged after `flush` only.
 | another thread holds the lock of the log, for example for a roll | the wait for it |
 | it may roll, or begin a leader epoch | the sync of a segment, or of a file |
 | ``flush.messages`` or ``append.acks=remote``, or no writer role yet | the sync of the log, or of a note |
+| its sequence does not follow | the search for a repeated batch in the log |
 | within SLOW_PAUSE_S after an append that took longer than SLOW_S | a disk that makes its writers wait |
 """
 
@@ -28,7 +29,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from uuid import UUID
 
-from local.errors import LogError, NotFound
+from local.errors import LogError, NotFound, OutOfOrderSequence
 from local.format.batch_header import CODEC_BITS, BatchHeader, read_header
 from local.format.record import TimestampType
 from local.log import AppendResult, Log
@@ -41,6 +42,7 @@ from tiered.serve.messages.base import Error
 from tiered.serve.node.batch_validation import checked_batches
 from tiered.serve.node.bucket_acks import BucketAcks
 from tiered.serve.node.producer_ids import IGNORED_FROM, ProducerIds
+from tiered.serve.node.repeated_batches import find_repeated
 from tiered.serve.record_sink import Appended, RefusedBatch
 
 PROMPT_BYTES_MAX = 512 << 10
@@ -66,7 +68,15 @@ class NodeSink:
     def append(
         self, partition: TopicPartition, batches: memoryview, *, topic_id: UUID | None = None, is_client: bool = True
     ) -> Appended:
-        return self._append(self._appendable(partition, topic_id), batches, is_client=is_client)
+        held = self._appendable(partition, topic_id)
+        try:
+            return self._append(held, batches, is_client=is_client)
+        except OutOfOrderSequence:
+            header = read_header(batches)
+            found = find_repeated(held.log, header) if header is not None else None
+            if found is None or header is None:
+                raise
+            return _appended(held.log, found, self._clock(), header.max_timestamp_ms)
 
     def append_now(
         self, partition: TopicPartition, batches: memoryview, *, topic_id: UUID | None = None, waits: bool = False
@@ -84,6 +94,8 @@ class NodeSink:
             if self._may_take_long(held, header, len(batches), waits=waits):
                 return None
             return self._append(held, batches)
+        except OutOfOrderSequence:
+            return None
         finally:
             log.lock.release()
             ended_s = self._monotonic()

@@ -86,6 +86,33 @@ def test_a_repeated_batch_of_a_producer_has_its_first_offsets(manager: LogManage
     assert len(values(manager)) == 21
 
 
+@pytest.mark.parametrize("others", [0, 40], ids=["alone", "with batches of others between"])
+def test_batches_that_a_producer_repeats_after_a_restart_have_their_first_offsets(others: int) -> None:
+    """The snapshot that a start reads has only the last batch of each producer."""
+    world = World()
+    with world.open() as manager:
+        manager.topics.create("t", 1, {}, now_ms=NOW)
+        made, firsts = sink(manager), []
+        for at in range(7):
+            firsts.append(made.append(NAME, batch(3 * at)))
+            for _ in range(others):
+                made.append(NAME, batch())
+            if at % 2:
+                manager.partitions.find(NAME).log.roll(now_ms=NOW)
+    with world.open() as manager:
+        made, end = sink(manager), manager.partitions.find(NAME).log.next_offset
+        for at in range(2, 7):
+            assert made.append_now(NAME, batch(3 * at)) is None or at == 6
+            found = made.append(NAME, batch(3 * at))
+            assert (found.base_offset, found.next_offset) == (firsts[at].base_offset, firsts[at].next_offset)
+            assert found.is_duplicate
+        for wrong in (batch(3), batch(4), batch(24), batch(15, epoch=1)):
+            with pytest.raises(OutOfOrderSequence):
+                made.append(NAME, wrong)
+        assert manager.partitions.find(NAME).log.next_offset == end
+        assert made.append(NAME, batch(21)).base_offset == end
+
+
 def test_an_unknown_producer_may_begin_with_any_sequence(manager: LogManager) -> None:
     assert sink(manager).append(NAME, batch(1000)).base_offset == 0
 
@@ -220,8 +247,9 @@ def test_an_append_without_a_wait_is_that_of_the_log(manager: LogManager) -> Non
     repeated = appended_now(made, batch(0))
     assert repeated is not None
     assert (repeated.base_offset, repeated.is_duplicate) == (6, True)
+    assert appended_now(made, batch(9)) is None, "the search in the log may take long"
     with pytest.raises(OutOfOrderSequence):
-        appended_now(made, batch(9))
+        made.append(NAME, batch(9))
     with pytest.raises(NotFound):
         made.append_now(TopicPartition("nope", 0), batch())
 
