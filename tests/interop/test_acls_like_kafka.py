@@ -321,6 +321,7 @@ def requests(ids: Mapping[str, UUID]) -> Mapping[str, tuple[Api, Fields]]:
             {"timeout": 9000, "topics": topics(partitions=[{"partition_index": 0, "replicas": None}])},
         ),
         "reassignments": (Api.LIST_PARTITION_REASSIGNMENTS, {"timeout": 9000, "topics": None}),
+        "elect": (Api.ELECT_LEADERS, {"timeout": 9000, "election_type": 0, "topic_partitions": topics(partitions=[0])}),
     }
 
 

@@ -163,7 +163,7 @@ manager = LogManager.open(Config.load("tiered.toml"), now_ms=time.time_ns() // 1
         not_run={"pip install 'tiered[encryption]'": _INSTALLS},
     ),
     "monitor": Page(
-        setup=NODE,
+        setup=NODE + "tiered -q group reset-offsets readers orders --to earliest --yes\n",
         codes=_DOCTOR,
         until={
             "tiered status --watch": Until("TOPIC", by=signal.SIGINT),
@@ -256,6 +256,7 @@ RUNBOOKS = {
     "corruption": replace(_LOOK, setup=NODE + _FLIP, codes={"tiered scrub --deep": 4}),
     "delete-lag": _LOOK,
     "disk-full": _LOOK,
+    "group-meets-retention": _LOOK,
     "halted": _LOOK,
     "log-dir-offline": _LOOK,
     "no-rounds": replace(_LOOK, not_run={"journalctl -u tiered": _SYSTEM}),
