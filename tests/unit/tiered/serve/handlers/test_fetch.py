@@ -29,6 +29,12 @@ from tiered.serve.messages.fetch import (
 from tiered.serve.record_source import ReadBatches
 
 
+@pytest.fixture(autouse=True)
+def no_read_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take longer than the real limit."""
+    monkeypatch.setattr(fetching, "READ_WAIT_S", 60.0)
+
+
 def request(*partitions: tuple[str, int], **changes: object) -> FetchRequest:
     """A fetch of partition 0 of topics, each from an offset."""
     limit = changes.pop("partition_max_bytes", 10 * BATCH)
