@@ -82,6 +82,19 @@ def test_every_alert_has_a_planted_problem() -> None:
     assert {scene.alert for scene in SCENES} == set(ALERTS_BY_NAME)
 
 
+@pytest.mark.parametrize(("members", "fires"), [({}, False), ({"abandoned": 2}, True), ({"another": 2}, False)])
+def test_offsets_that_expired_fire_for_groups_with_members_only(members: dict[str, int], fires: bool) -> None:
+    group = ("instance", "one:9464"), ("consumergroup", "abandoned")
+    series = {
+        "tiered_consumergroup_expired_offsets": {frozenset((*group, ("topic", "t"), ("partition", "0"))): [(0.0, 5.0)]},
+        "tiered_consumergroup_members": {
+            frozenset((("instance", "one:9464"), ("consumergroup", name))): [(0.0, float(members.get(name, 0)))]
+            for name in ("abandoned", "another")
+        },
+    }
+    assert bool(evaluate(ALERTS_BY_NAME["TieredGroupMeetsRetention"].expr, series, 0.0)) is fires
+
+
 @pytest.mark.prometheus
 @pytest.mark.deep("Prometheus over every planted problem")
 @pytest.mark.parametrize("scene", one_of_each(3, SCENES), ids=lambda scene: f"{scene.alert}{scene.plant.__name__}")
