@@ -79,7 +79,7 @@ def stopped_code(stop: Stop) -> Exit:
     return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
 
 
-def unread_code(errors: Iterable[LogError]) -> Exit:
+def unread_code(errors: Iterable[Exception]) -> Exit:
     """Return the code for null figures: CORRUPTION, else UNAVAILABLE, else UNHEALTHY; DONE for no errors."""
     codes = {exit_code(error) for error in errors}
     known = next((code for code in (Exit.CORRUPTION, Exit.UNAVAILABLE) if code in codes), Exit.UNHEALTHY)

@@ -32,7 +32,7 @@ from tiered.manager.manager import LogManager
 from tiered.observe.metrics import Metrics
 from tiered.observe.monitoring_files import ALERTS, Alert, Limits
 from tiered.serve.endpoint_metrics import EndpointMetrics, Figure
-from tiered.serve.groups.lag import SeenGroup, group_lags, lag_figures
+from tiered.serve.groups.lag import SeenGroup, lag_figures
 from tiered.service.observations import Observations, open_observed
 from tiered.service.worker import Worker
 from tiered.status.status_report import snapshots_at_hand
@@ -209,7 +209,7 @@ class WatchedNode:
             for name, offsets in self.committed.items()
         ]
         snapshots = {each.partition: each for each in snapshots_at_hand(self.manager, self.clock_ms)}
-        return lag_figures(group_lags(seen, snapshots))
+        return lag_figures(seen, snapshots)
 
     def reload(self) -> None:
         self.manager.topics.reload(Config.load(str(self.home / "tiered.toml"), {}, {}), now_ms=self.clock_ms)

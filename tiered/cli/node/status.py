@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from local.errors import InvalidRequest, LogError
-from tiered.cli.errors import Exit, unread_code
+from tiered.cli.errors import Exit, one_line, unread_code
 from tiered.cli.options import OUTPUT, TOPICS, command, duration_ms, option
 from tiered.cli.render import SCHEMA_VERSION, Column, Result, Struct, columns_of, number, print_result, text
 from tiered.cli.session import Session, now_ms, stop_signals
@@ -99,7 +99,7 @@ class GroupFigures(Struct):
     group: Annotated[str, text("GROUP")]
     state: Annotated[str, text("STATE")]
     members: Annotated[int | None, number("MEMBERS")]
-    partitions: Annotated[int, number("PARTITIONS")]
+    partitions: Annotated[int | None, number("PARTITIONS")]
     lag: Annotated[int | None, number("LAG", format_count)]
     expired_offsets: Annotated[int | None, number("EXPIRED UNREAD", format_count)]
     retention_used: Annotated[float | None, number("RETENTION USED", "{:.0%}".format)]
@@ -194,7 +194,8 @@ def status(
         with session.manager(read_only=True, known=known, is_brief=True) as manager:
             report = status_report(manager, now_ms(), topics or None, stuck_after_ms=stuck_after_ms)
             sync = tier_sync(manager, topics or None) if _SYNC in sections else None
-            groups, failure = _groups(manager, topics)
+            has_groups = _GROUPS in sections or output == "json"
+            groups, failure = _groups(manager, topics) if has_groups else (None, None)
         if watch and sys.stdout.isatty():
             click.echo(_CLEAR, nl=False)
         if columns is not None or output == "json":
@@ -204,7 +205,7 @@ def status(
         if _GROUPS in sections and output != "json":
             print_result(GroupStatus(groups or []), output)
         if failure is not None:
-            click.echo(f"! consumer groups: {' '.join(str(failure).split())}", err=True)
+            click.echo(f"! consumer groups: {one_line(failure).removeprefix('error: ')}", err=True)
         _print_summary(session, report, has_words=output == "table")
         if not report.topics and output == "table":
             session.say(_nothing_here(session))
@@ -225,20 +226,17 @@ def _repeat(show: Callable[[], int], pause_ms: int) -> int:
                 return code
 
 
-def _groups(manager: LogManager, topics: Sequence[str]) -> tuple[list[GroupFigures] | None, LogError | None]:
+def _groups(manager: LogManager, topics: Sequence[str]) -> tuple[list[GroupFigures] | None, Exception | None]:
     if all(each.name != _OFFSETS_TOPIC for each in manager.topics.all()):
         return [], None  # without slow imports
-    from tiered.serve.node.group_lags import consumer_groups
-
     try:
+        from tiered.serve.node.group_lags import consumer_groups
+
         found = consumer_groups(manager, now_ms(), topics)
-    except LogError as error:
+    except (LogError, ImportError) as error:  # only a node needs the extra kafka
         return None, error
     return [
-        GroupFigures(
-            each.group, each.state, each.members, len(each.partitions), each.lag, each.expired, each.retention_used
-        )
-        for each in found
+        GroupFigures.of(each, partitions=each.partition_count, expired_offsets=each.expired) for each in found
     ], None
 
 

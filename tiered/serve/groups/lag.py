@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import accumulate
 
 from local.names import TopicPartition
 from policies.snapshot import PartitionSnapshot
@@ -22,12 +22,12 @@ SERIES_MAX = 2_000  # partitions of groups with metrics of their own
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenGroup:
-    """A group as its coordinator knows it. `state` has Kafka's name; `members` None: unknown."""
+    """A group as its coordinator knows it. `state` has Kafka's name; `members` or `committed` None: unknown."""
 
     group: str
     state: str
     members: int | None
-    committed: Mapping[TopicPartition, int]
+    committed: Mapping[TopicPartition, int] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,90 +56,112 @@ class PartitionLag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLag:
-    """A group with its partitions, by name."""
+    """A group with its partitions, by name. `partitions` None: unknown."""
 
     group: str
     state: str
     members: int | None
-    partitions: tuple[PartitionLag, ...]
+    partitions: tuple[PartitionLag, ...] | None
+
+    @property
+    def partition_count(self) -> int | None:
+        return None if self.partitions is None else len(self.partitions)
 
     @property
     def lag(self) -> int | None:
-        return _total([each.lag for each in self.partitions])
+        return _total([each.lag for each in self.partitions or ()])
 
     @property
     def expired(self) -> int | None:
-        return _total([each.expired for each in self.partitions])
+        return _total([each.expired for each in self.partitions or ()])
 
     @property
     def retention_used(self) -> float | None:
         """The largest known share of its partitions."""
-        return max((each.retention_used for each in self.partitions if each.retention_used is not None), default=None)
+        shares = [each.retention_used for each in self.partitions or () if each.retention_used is not None]
+        return max(shares, default=None)
 
 
 def group_lags(
     groups: Sequence[SeenGroup], snapshots: Mapping[TopicPartition, PartitionSnapshot], topics: Sequence[str] = ()
 ) -> list[GroupLag]:
-    """The lags of groups by name; with `topics` only of their partitions, and of groups that have some."""
-    known: dict[TopicPartition, _Retention] = {}
+    """The lags of groups by name; with `topics` only of their partitions, and of groups that have or may have some."""
+    lags = _Lags(snapshots)
     found = []
     for group in sorted(groups, key=lambda each: each.group):
-        wanted = {name: at for name, at in sorted(group.committed.items()) if not topics or name.topic in topics}
-        if topics and not wanted:
-            continue
-        partitions = []
-        for name, offset in wanted.items():
-            snapshot = snapshots.get(name)
-            if snapshot is None:
-                partitions.append(PartitionLag(partition=name, committed=offset, end=None))
+        partitions = None
+        if group.committed is not None:
+            wanted = [each for each in sorted(group.committed.items()) if not topics or each[0].topic in topics]
+            if topics and not wanted:
                 continue
-            if name not in known:
-                known[name] = _Retention(snapshot)
-            partitions.append(known[name].lag(offset))
-        found.append(
-            GroupLag(group=group.group, state=group.state, members=group.members, partitions=tuple(partitions))
-        )
+            partitions = tuple(lags.of(name, offset) for name, offset in wanted)
+        found.append(GroupLag(group=group.group, state=group.state, members=group.members, partitions=partitions))
     return found
 
 
-def lag_figures(groups: Sequence[GroupLag]) -> Iterator[Figure]:
-    """The metrics of groups. Groups and partitions beyond the limits are counted, not exported."""
-    partitions = sum(len(each.partitions) for each in groups)
+def lag_figures(groups: Sequence[SeenGroup], snapshots: Mapping[TopicPartition, PartitionSnapshot]) -> Iterator[Figure]:
+    """The metrics of groups. Groups and partitions beyond the limits are counted, and neither computed nor exported."""
+    shown = sorted(groups, key=lambda each: each.group)[:GROUPS_MAX]
+    reported = min(SERIES_MAX, sum(len(each.committed or ()) for each in shown))
     yield "tiered_consumergroups", len(groups), ()
-    yield "tiered_consumergroup_unreported_partitions", partitions - _reported(groups), ()
-    for group in groups[:GROUPS_MAX]:
+    partitions = sum(len(each.committed or ()) for each in groups)
+    yield "tiered_consumergroup_unreported_partitions", partitions - reported, ()
+    ends = {name: each.next_offset for name, each in snapshots.items()}
+    for group in shown:
         label = ("consumergroup", group.group)
         yield "tiered_consumergroup_state", 1, (label, ("state", group.state))
         if group.members is not None:
             yield "tiered_consumergroup_members", group.members, (label,)
-        if group.lag is not None:
-            yield "tiered_consumergroup_lag_sum", group.lag, (label,)
-    for name, each in islice(_all(groups), SERIES_MAX):
-        labels = (
-            ("consumergroup", name),
-            ("topic", each.partition.topic),
-            ("partition", str(each.partition.partition)),
-        )
-        yield "tiered_consumergroup_current_offset", each.committed, labels
-        if each.lag is not None:
-            yield "tiered_consumergroup_lag", each.lag, labels
-        if each.expired is not None:
-            yield "tiered_consumergroup_expired_offsets", each.expired, labels
-        if each.retention_used is not None:
-            yield "tiered_consumergroup_retention_used_ratio", each.retention_used, labels
+        lag = _lag_of(group.committed or {}, ends)
+        if lag is not None:
+            yield "tiered_consumergroup_lag_sum", lag, (label,)
+    lags, remaining = _Lags(snapshots), SERIES_MAX
+    for group in shown:
+        if not remaining:
+            return
+        names = sorted(group.committed or ())[:remaining]
+        remaining -= len(names)
+        for name in names:
+            yield from _partition_figures(group.group, lags.of(name, (group.committed or {})[name]))
 
 
-def _all(groups: Sequence[GroupLag]) -> Iterator[tuple[str, PartitionLag]]:
-    return ((group.group, each) for group in groups[:GROUPS_MAX] for each in group.partitions)
+def _lag_of(committed: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> int | None:
+    """As `GroupLag.lag`, without the retention of each partition."""
+    if not committed or not committed.keys() <= ends.keys():
+        return None
+    return sum(max(0, ends[name] - offset) for name, offset in committed.items())
 
 
-def _reported(groups: Sequence[GroupLag]) -> int:
-    return sum(1 for _ in islice(_all(groups), SERIES_MAX))
+def _partition_figures(group: str, each: PartitionLag) -> Iterator[Figure]:
+    labels = (("consumergroup", group), ("topic", each.partition.topic), ("partition", str(each.partition.partition)))
+    yield "tiered_consumergroup_current_offset", each.committed, labels
+    if each.lag is not None:
+        yield "tiered_consumergroup_lag", each.lag, labels
+    if each.expired is not None:
+        yield "tiered_consumergroup_expired_offsets", each.expired, labels
+    if each.retention_used is not None:
+        yield "tiered_consumergroup_retention_used_ratio", each.retention_used, labels
 
 
 def _total(values: Sequence[int | None]) -> int | None:
     known = [each for each in values if each is not None]
     return sum(known) if known and len(known) == len(values) else None
+
+
+class _Lags:
+    """The lags in partitions; the segments of a partition are read once."""
+
+    def __init__(self, snapshots: Mapping[TopicPartition, PartitionSnapshot]) -> None:
+        self._snapshots = snapshots
+        self._known: dict[TopicPartition, _Retention] = {}
+
+    def of(self, name: TopicPartition, committed: int) -> PartitionLag:
+        snapshot = self._snapshots.get(name)
+        if snapshot is None:
+            return PartitionLag(partition=name, committed=committed, end=None)
+        if name not in self._known:
+            self._known[name] = _Retention(snapshot)
+        return self._known[name].lag(committed)
 
 
 class _Retention:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
 
 from local.errors import Conflict, InvalidRequest, LogError, NotFound, OffsetOutOfRange, Unavailable
 from local.names import TopicPartition
@@ -21,6 +23,7 @@ from tiered.serve.messages.group_offsets import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchResponse,
+    OffsetFetchResponseGroup,
 )
 from tiered.serve.messages.groups import (
     DescribeGroupsRequest,
@@ -97,56 +100,86 @@ def describe_group(client: Client, group: str) -> GroupFacts:
 def group_offsets(client: Client, group: str) -> list[PartitionLag]:
     """Every committed offset of the group, by partition."""
 
-    committed = _committed(client, [group])[group]
+    def ask() -> tuple[int, OffsetFetchResponseGroup]:
+        (found,) = _fetched(client.call, [group])
+        return found.error_code, found
+
+    response = _answered(ask, "cannot read the offsets of a group", group=group)
+    committed = _offsets_of(response, _topic_names(client.call))
     ends = find_offsets(client, dict.fromkeys(committed, LATEST), may_lack=True)
     return [
         PartitionLag(partition=name, committed=offset, end=ends.get(name)) for name, offset in sorted(committed.items())
     ]
 
 
-def seen_groups(client: Client) -> list[SeenGroup]:
-    """Every group with its committed offsets."""
+def seen_groups(client: Client, *, timeout_s: float) -> list[SeenGroup]:
+    """Every group with its committed offsets. No request takes longer than `timeout_s`.
+
+    The offsets of a group are unknown if one response cannot hold them. Raises Unavailable while the coordinator loads.
+    """
+    call = partial(client.call, timeout_s=timeout_s)
+    response: ListGroupsResponse = call(Api.LIST_GROUPS, ListGroupsRequest())
+    if response.error_code != Error.NONE:
+        raise _error_of(response.error_code, "cannot list the groups")
+    listed = {each.group_id: each for each in response.groups}
+    topic_names = _topic_names(call)
     found = []
-    listed = {each.group_id: each for each in list_groups(client)}
     for at in range(0, len(listed), AT_ONCE):
         names = list(listed)[at : at + AT_ONCE]
         new = {each for each in names if listed[each].group_type == "consumer"}
         request = DescribeGroupsRequest(groups=tuple(each for each in names if each not in new))
-        classic: DescribeGroupsResponse = client.call(Api.DESCRIBE_GROUPS, request)
+        classic: DescribeGroupsResponse = call(Api.DESCRIBE_GROUPS, request)
         described = [(each.group_id, each.error_code, len(each.members)) for each in classic.groups]
         if new:
-            consumers: ConsumerGroupDescribeResponse = client.call(
+            consumers: ConsumerGroupDescribeResponse = call(
                 Api.CONSUMER_GROUP_DESCRIBE, ConsumerGroupDescribeRequest(group_ids=tuple(sorted(new)))
             )
             described += [(each.group_id, each.error_code, len(each.members)) for each in consumers.groups]
         members = {group: count for group, error, count in described if error == Error.NONE}
         found += [
             SeenGroup(group=name, state=listed[name].group_state, members=members.get(name), committed=committed)
-            for name, committed in _committed(client, names).items()
+            for name, committed in _committed(call, names, topic_names).items()
         ]
     return found
 
 
-def _committed(client: Client, names: Sequence[str]) -> dict[str, dict[TopicPartition, int]]:
-    """The committed offsets of each group."""
+def _committed(
+    call: Callable[..., Any], names: Sequence[str], topic_names: Mapping[UUID | None, str]
+) -> dict[str, dict[TopicPartition, int] | None]:
+    """The committed offsets of each group. None: one response cannot hold them, or an error of this group alone."""
+    found: dict[str, dict[TopicPartition, int] | None] = {}
+    while wanted := [each for each in names if each not in found]:
+        before = len(found)
+        for each in _fetched(call, wanted):
+            if each.error_code in _LOADING:
+                raise _error_of(each.error_code, "cannot read the offsets of a group", group=each.group_id)
+            if each.error_code == Error.NONE:
+                found[each.group_id] = _offsets_of(each, topic_names)
+            elif each.error_code != Error.POLICY_VIOLATION:
+                found[each.group_id] = None
+        if len(found) == before:  # the response is full without a group: the first one is too large by itself
+            found[wanted[0]] = None
+    return found
 
-    def ask() -> tuple[int, OffsetFetchResponse]:
-        groups = tuple(OffsetFetchRequestGroup(group_id=each) for each in names)
-        response: OffsetFetchResponse = client.call(Api.OFFSET_FETCH, OffsetFetchRequest(group_id="", groups=groups))
-        codes = (each.error_code for each in response.groups)
-        return next((code for code in codes if code != Error.NONE), Error.NONE), response
 
-    response = _answered(ask, "cannot read the offsets of groups", group=", ".join(names[:3]))
-    topic_names = {each.topic_id: each.name or "" for each in _metadata(client).topics}
+def _fetched(call: Callable[..., Any], names: Sequence[str]) -> Sequence[OffsetFetchResponseGroup]:
+    groups = tuple(OffsetFetchRequestGroup(group_id=each) for each in names)
+    response: OffsetFetchResponse = call(Api.OFFSET_FETCH, OffsetFetchRequest(group_id="", groups=groups))
+    return response.groups
+
+
+def _topic_names(call: Callable[..., Any]) -> dict[UUID | None, str]:
+    response: MetadataResponse = call(Api.METADATA, MetadataRequest(topics=None))
+    return {each.topic_id: each.name or "" for each in response.topics}
+
+
+def _offsets_of(group: OffsetFetchResponseGroup, topic_names: Mapping[UUID | None, str]) -> dict[TopicPartition, int]:
     return {
-        group.group_id: {
-            TopicPartition(topic.name or topic_names[topic.topic_id], each.partition_index): each.committed_offset
-            for topic in group.topics
-            if topic.name or topic.topic_id in topic_names
-            for each in topic.partitions
-            if each.committed_offset >= 0
-        }
-        for group in response.groups
+        TopicPartition(topic.name or topic_names[topic.topic_id], each.partition_index): each.committed_offset
+        for topic in group.topics
+        if topic.name or topic.topic_id in topic_names
+        for each in topic.partitions
+        if each.committed_offset >= 0
     }
 
 

@@ -2,7 +2,7 @@
 
 | the directory | another process reads the groups |
 |---|---|
-| a node runs | through its Unix socket |
+| a node runs | through its Unix socket; while it loads they are unknown |
 | no node, or a node of another user | from ``__consumer_offsets``, as the next start will |
 | no topic ``__consumer_offsets`` | there are none |
 
@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 
 from local.errors import AccessDenied, Unavailable
+from local.names import TopicPartition
+from policies.snapshot import PartitionSnapshot
 from tiered.manager.manager import LogManager
 from tiered.serve.commands.unix_socket import connect
 from tiered.serve.endpoint_metrics import Figure
@@ -44,7 +46,7 @@ def coordinator_figures(
     def figures() -> Iterator[Figure]:
         seen = _of_coordinator(groups)
         if seen is not None:
-            yield from lag_figures(_lags(manager, seen, now_ms(), ()))
+            yield from lag_figures(seen, _snapshots(manager, seen, now_ms()))
 
     return figures
 
@@ -59,14 +61,14 @@ def consumer_groups(
     if all(each.name != OFFSETS_TOPIC for each in manager.topics.all()):
         return []
     seen = _of_running_node(manager)
-    return _lags(manager, _stored(manager, now_ms, may_ask=may_ask) if seen is None else seen, now_ms, topics)
+    seen = _stored(manager, now_ms, may_ask=may_ask) if seen is None else seen
+    return group_lags(seen, _snapshots(manager, seen, now_ms), topics)
 
 
-def _lags(manager: LogManager, seen: Sequence[SeenGroup], now_ms: int, topics: Sequence[str]) -> list[GroupLag]:
+def _snapshots(manager: LogManager, seen: Sequence[SeenGroup], now_ms: int) -> dict[TopicPartition, PartitionSnapshot]:
     existing = {each.name for each in manager.topics.all()}
-    wanted = {name.topic for group in seen for name in group.committed} & existing
-    snapshots = {each.partition: each for each in snapshots_at_hand(manager, now_ms, sorted(wanted))}
-    return group_lags(seen, snapshots, topics)
+    wanted = {name.topic for group in seen for name in group.committed or ()} & existing
+    return {each.partition: each for each in snapshots_at_hand(manager, now_ms, sorted(wanted))}
 
 
 def _of_coordinator(groups: GroupCoordinator) -> list[SeenGroup] | None:
@@ -103,7 +105,7 @@ def _of_running_node(manager: LogManager) -> list[SeenGroup] | None:
             return None
         if connection is not None:
             with Client(connection, timeout_s=ANSWER_S) as client:
-                return seen_groups(client)
+                return seen_groups(client, timeout_s=ANSWER_S)
     return None
 
 

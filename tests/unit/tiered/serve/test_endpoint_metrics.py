@@ -7,12 +7,12 @@ import struct
 from contextlib import suppress
 
 from fake_source import CALL, FakeSource, run
+from manager_world import NOW, World
 
-from local.names import TopicPartition
 from tiered.observe.metrics import BY_NAME, Form, endpoint_samples, endpoint_text
 from tiered.serve.connection import Limits
 from tiered.serve.endpoint_metrics import EndpointMetrics, error_codes
-from tiered.serve.groups.lag import GroupLag, PartitionLag, lag_figures
+from tiered.serve.groups.lag import SeenGroup, lag_figures
 from tiered.serve.handlers.fetch import fetch
 from tiered.serve.handlers.service import Service
 from tiered.serve.messages.base import Api, Error
@@ -43,9 +43,11 @@ def test_every_metric_of_an_endpoint_is_in_the_table_and_exported() -> None:
     metrics = EndpointMetrics()
     metrics.answered("fetch", FetchResponse(error_code=Error.INVALID_REQUEST), 0.25)
     metrics.fetched("orders", 100, is_remote=True)
-    at = PartitionLag(partition=TopicPartition("orders", 0), committed=3, end=9, log_start=4, retention_used=0.5)
-    group = GroupLag(group="g", state="Stable", members=1, partitions=(at,))
-    metrics.group_figures = lambda: lag_figures([group])
+    with World().open() as manager:
+        manager.topics.create("orders", 1, {}, now_ms=NOW)
+        snapshots = {each.partition: each for each in manager.snapshots(NOW)}
+    group = SeenGroup(group="g", state="Stable", members=1, committed=dict.fromkeys(snapshots, 0))
+    metrics.group_figures = lambda: lag_figures([group], snapshots)
     assert {name for name, *_ in values(metrics)} == {each.name for each in BY_NAME.values() if each.is_of_endpoint}
     for form in Form:
         text = endpoint_text(metrics, form)

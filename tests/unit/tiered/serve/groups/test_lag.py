@@ -10,7 +10,7 @@ from manager_world import DAY, NOW, TIERED, World, send, settle
 from local.names import TopicPartition
 from policies.snapshot import PartitionSnapshot
 from tiered.serve.groups import lag
-from tiered.serve.groups.lag import GroupLag, PartitionLag, SeenGroup, group_lags, lag_figures
+from tiered.serve.groups.lag import SeenGroup, group_lags, lag_figures
 
 T0 = TopicPartition("t", 0)
 
@@ -90,11 +90,39 @@ def test_offsets_below_the_log_start_expired_unread() -> None:
 def test_metrics_are_bounded_and_count_what_they_leave_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lag, "GROUPS_MAX", 3)
     monkeypatch.setattr(lag, "SERIES_MAX", 5)
-    at = [PartitionLag(partition=TopicPartition("t", each), committed=1, end=None) for each in range(2)]
-    groups = [GroupLag(group=f"g{each}", state="Empty", members=None, partitions=tuple(at)) for each in range(9)]
-    found = list(lag_figures(groups))
+    at = {TopicPartition("t", each): 1 for each in range(2)}
+    groups = [SeenGroup(group=f"g{each}", state="Empty", members=None, committed=at) for each in range(9)]
+    found = list(lag_figures(groups, {}))
     values = {name: value for name, value, labels in found if not labels}
     assert values == {"tiered_consumergroups": 9, "tiered_consumergroup_unreported_partitions": 13}
     assert sum(name == "tiered_consumergroup_current_offset" for name, *_ in found) == 5
     assert sum(name == "tiered_consumergroup_state" for name, *_ in found) == 3
     assert not any(name in ("tiered_consumergroup_lag", "tiered_consumergroup_members") for name, *_ in found)
+
+
+def test_metrics_compute_only_the_partitions_that_they_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lag, "SERIES_MAX", 5)
+    computed = []
+    of_snapshot = lag._Lags.of
+    monkeypatch.setattr(lag._Lags, "of", lambda self, *at: computed.append(at) or of_snapshot(self, *at))
+    at = {TopicPartition("t", each): each + 1 for each in range(4)}
+    known = snapshot()
+    snapshots = {each: replace(known, partition=each) for each in at}
+    groups = [SeenGroup(group=f"g{each}", state="Empty", members=0, committed=at) for each in range(9)]
+    found = list(lag_figures(groups, snapshots))
+    assert len(computed) == 5
+    assert [value for name, value, _ in found if name == "tiered_consumergroup_lag"] == [399, 398, 397, 396, 399]
+    assert [value for name, value, _ in found if name == "tiered_consumergroup_lag_sum"] == [1590] * 9
+    assert {name: value for name, value, labels in found if not labels} == {
+        "tiered_consumergroups": 9,
+        "tiered_consumergroup_unreported_partitions": 31,
+    }
+
+
+def test_unknown_offsets_of_a_group_are_no_zero() -> None:
+    group = SeenGroup(group="g", state="Stable", members=2, committed=None)
+    for topics in ((), ("t",)):
+        (found,) = group_lags([group], {T0: snapshot()}, topics)
+        figures = (found.partitions, found.partition_count, found.lag, found.expired, found.retention_used)
+        assert figures == (None,) * 5
+    assert not any("lag" in name for name, *_ in lag_figures([group], {T0: snapshot()}))

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from local.errors import NotFound
+from local.errors import NotFound, Unavailable
+from local.names import TopicPartition
 from tiered.serve.commands.client import Client
 from tiered.serve.messages.base import Api, Error
+from tiered.serve.messages.cluster import MetadataResponse
 from tiered.serve.messages.consumer_groups import (
     ConsumerGroupDescribeResponse,
     DescribedConsumer,
     DescribedConsumerGroup,
 )
-from tiered.serve.messages.groups import DescribedGroup, DescribeGroupsResponse
-from tiered.serve.node.group_calls import GroupFacts, describe_group
+from tiered.serve.messages.group_offsets import (
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponseTopic,
+)
+from tiered.serve.messages.groups import (
+    DescribedGroup,
+    DescribeGroupsResponse,
+    ListedGroup,
+    ListGroupsResponse,
+)
+from tiered.serve.node import group_calls
+from tiered.serve.node.group_calls import GroupFacts, describe_group, seen_groups
 
 MODERN = DescribedConsumerGroup(group_id="g", group_state="Stable", members=(DescribedConsumer(member_id="one"),))
 MISSING = DescribedConsumerGroup(group_id="g", error_code=Error.GROUP_ID_NOT_FOUND)
@@ -49,3 +65,54 @@ def test_a_group_that_neither_knows_is_not_found() -> None:
     for state, error in (("Dead", Error.NONE), ("Dead", Error.GROUP_ID_NOT_FOUND)):
         with pytest.raises(NotFound):
             describe_group(Coordinator(MISSING, DescribedGroup(group_id="g", group_state=state, error_code=error)), "g")
+
+
+class Sized(Client):
+    """A coordinator whose responses hold ROOM bytes of offsets. Each group has the given size."""
+
+    ROOM = 10
+
+    def __init__(self, **sizes: int) -> None:
+        self.sizes, self.error, self.times_s = sizes, Error.NONE, set[float]()
+
+    def call(self, api: Any, request: object, *, timeout_s: float = 60.0) -> Any:
+        self.times_s.add(timeout_s)
+        if api == Api.OFFSET_FETCH:
+            assert isinstance(request, OffsetFetchRequest)
+            return OffsetFetchResponse(groups=tuple(self._offsets([each.group_id for each in request.groups])))
+        listed = tuple(ListedGroup(group_id=each, group_state="Empty", group_type="classic") for each in self.sizes)
+        return {
+            Api.LIST_GROUPS: ListGroupsResponse(groups=listed, error_code=self.error),
+            Api.METADATA: MetadataResponse(brokers=(), topics=()),
+            Api.DESCRIBE_GROUPS: DescribeGroupsResponse(groups=tuple(DescribedGroup(group_id=g) for g in self.sizes)),
+        }[api]
+
+    def _offsets(self, names: list[str]) -> Iterator[OffsetFetchResponseGroup]:
+        used = 0
+        for name in names:
+            used += self.sizes[name]
+            if used > self.ROOM:
+                yield OffsetFetchResponseGroup(group_id=name, error_code=Error.POLICY_VIOLATION)
+                continue
+            at = (OffsetFetchResponsePartition(partition_index=0, committed_offset=self.sizes[name]),)
+            yield OffsetFetchResponseGroup(group_id=name, topics=(OffsetFetchResponseTopic(name="t", partitions=at),))
+
+
+def test_a_group_that_no_response_can_hold_is_unknown_and_the_others_are_read() -> None:
+    found = {each.group: each.committed for each in seen_groups(Sized(a=6, b=6, c=99, d=3, e=3), timeout_s=1)}
+    t0 = TopicPartition("t", 0)
+    assert found == {"a": {t0: 6}, "b": {t0: 6}, "c": None, "d": {t0: 3}, "e": {t0: 3}}
+
+
+def test_status_does_not_wait_for_a_coordinator_that_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(seconds: float) -> None:
+        raise AssertionError("a wait")
+
+    monkeypatch.setattr(group_calls.time, "sleep", fail)
+    coordinator = Sized(a=1)
+    coordinator.error = Error.COORDINATOR_LOAD_IN_PROGRESS
+    with pytest.raises(Unavailable):
+        seen_groups(coordinator, timeout_s=1)
+    coordinator.error = Error.NONE
+    seen_groups(coordinator, timeout_s=1)
+    assert coordinator.times_s == {1}

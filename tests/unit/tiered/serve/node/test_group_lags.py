@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -83,6 +84,38 @@ def test_groups_that_cannot_be_read_are_unknown(
     out, said = capfd.readouterr()
     assert json.loads(out)["groups"] is None
     assert "! consumer groups: the bucket does not reply" in said
+
+
+def test_status_without_groups_in_its_output_reads_none(
+    home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise Unavailable("groups were read")
+
+    monkeypatch.setattr(group_lags, "consumer_groups", fail)
+    for words in ("status", "status -p", "status --section lag", "status -o csv", "status -o jsonl"):
+        assert invoke(words.split()) == 0, words
+    assert "groups were read" not in capfd.readouterr().err
+    assert invoke(["status", "--section", "groups"]) == 6
+
+
+def test_status_without_the_extra_kafka_has_unknown_groups_and_all_the_rest(
+    home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ModuleNotFoundError("No module named 'kio'", name="kio")
+
+    capfd.readouterr()
+    monkeypatch.setattr(group_lags, "consumer_groups", fail)
+    assert invoke(["status"]) == 0
+    assert "t" in capfd.readouterr().out.split()
+    assert invoke(["status", "-o", "json"]) == 10
+    out, said = capfd.readouterr()
+    assert json.loads(out)["groups"] is None
+    assert {each["topic"] for each in json.loads(out)["topics"]} == {"t", "__consumer_offsets"}
+    assert "! consumer groups: a package is not installed: package=kio install=pip install 'tiered[kafka]'" in said
+    monkeypatch.setitem(sys.modules, "tiered.serve.node.group_lags", None)
+    assert invoke(["status", "-o", "json"]) == 10
 
 
 def test_a_directory_without_groups_has_none(
