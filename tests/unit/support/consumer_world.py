@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import count
 from typing import Any
 from uuid import UUID
 
 from tiered.serve.groups.consumer.group import Beaten, ConsumerGroup, Refused
 from tiered.serve.groups.consumer.records import ConsumerKey, ConsumerValue
-from tiered.serve.groups.consumer.regexes import resolve
+from tiered.serve.groups.consumer.regexes import Resolution
 from tiered.serve.groups.group_settings import GroupSettings
 from tiered.serve.groups.group_states import Moment
 from tiered.serve.groups.members import Client
@@ -109,7 +110,7 @@ class ConsumerWorld:
     def resolve(self, found: Beaten) -> None:
         """What the coordinator does with the regular expressions of a heartbeat."""
         if found.regexes:
-            self.group.resolved(resolve(found.regexes, self.topics), self.topics, self.now)
+            self.group.resolved(_resolve(found.regexes, self.topics), self.topics, self.now)
             self.store()
 
     def loaded(self) -> ConsumerGroup:
@@ -188,3 +189,10 @@ class Peer:
         )
         self.epoch, self.owned, self.assigned = 0, set(), set()
         return error
+
+
+def _resolve(patterns: Iterable[str], names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    resolution = Resolution(patterns, names)
+    while (found := resolution.step()) is None:
+        pass
+    return found

@@ -40,7 +40,7 @@ from tiered.serve.groups.consumer.records import (
     encode_consumer_key,
     encode_consumer_value,
 )
-from tiered.serve.groups.consumer.regexes import resolve
+from tiered.serve.groups.consumer.regexes import Resolution
 from tiered.serve.groups.group import Group
 from tiered.serve.groups.group_settings import GroupSettings
 from tiered.serve.groups.group_states import GroupState, Moment
@@ -287,9 +287,11 @@ class ConsumerGroups:
         """Match all topics in a thread. The group knows the result before its members' next heartbeats."""
         topics = self._topics
         names = [each for each in topics if may_match(each)]
-        call = partial(resolve, regexes, names)
+        resolution = Resolution(regexes, names)
+        found = None
         try:
-            found = await self._host.pool.run("regexes", group.group_id, call)
+            while found is None:  # other groups have a turn after each step
+                found = await self._host.pool.run("regexes", group.group_id, resolution.step)
         except Exception:  # noqa: BLE001 - a later heartbeat tries again
             _log.exception("cannot resolve the regular expressions of a group: group=%r", group.group_id)
             group.is_resolving = False
