@@ -128,6 +128,7 @@ class ConsumerGroup:
         self.size_bytes = 0
         self.is_resolving = False
         self._hashed: tuple[Topics, int] | None = None  # the metadata hash with these topics
+        self._subscribed_topics: frozenset[str] | None = None  # None: not computed
         self._currents: dict[str, Current] = {}
         self._owners: dict[tuple[UUID, int], str] = {}
         self._topic_subscribers: Counter[str] = Counter()
@@ -280,7 +281,7 @@ class ConsumerGroup:
         for regex, names in found.items():
             known = self.regexes.get(regex)
             if self._regex_subscribers[regex]:
-                is_changed = is_changed or names != (known.topics if known is not None else ())
+                is_changed = is_changed or known is None or names != known.topics
                 self._put(Kind.REGEX, regex, ResolvedRegex(names, resolved_ms=now.wall_ms))
         if is_changed:
             self._bump(topics)
@@ -310,7 +311,8 @@ class ConsumerGroup:
         """The effect of a record; None for a tombstone."""
         name = key.name
         self.size_bytes -= self._bytes_of(key)
-        self._hashed = None if key.kind in (Kind.MEMBER, Kind.REGEX) else self._hashed
+        if key.kind in (Kind.MEMBER, Kind.REGEX):
+            self._hashed = self._subscribed_topics = None
         match key.kind, value:
             case Kind.GROUP, GroupEpoch(epoch, metadata_hash):
                 self.epoch, self.metadata_hash = epoch, metadata_hash
@@ -496,7 +498,8 @@ class ConsumerGroup:
         if updated.regex != old_regex:
             if old_regex and not self._regex_subscribers[old_regex]:
                 self._put(Kind.REGEX, old_regex, None)
-            is_bumped = is_bumped or (is_known and updated.regex in self.regexes)
+            is_resolved = not updated.regex or (is_known and updated.regex in self.regexes)
+            is_bumped = is_bumped or (is_resolved and bool(old_regex or updated.regex))
         return is_bumped or updated.topics != old_topics
 
     def _regexes_to_resolve(self, topics: Topics, now: Moment) -> frozenset[str]:
@@ -521,6 +524,7 @@ class ConsumerGroup:
         if instance_id is not None and request.member_epoch == LEAVES_FOR_NOW:
             left = replace(self.current(member_id), epoch=LEAVES_FOR_NOW, revoking=NO_PARTITIONS)
             self._put(Kind.CURRENT, member_id, left)
+            self._deadlines.cancel((_REBALANCE, member_id))  # it has nothing to revoke: its session decides
         else:
             self.remove(member_id, topics)
         return Beaten(ConsumerGroupHeartbeatResponse(member_id=member_id, member_epoch=request.member_epoch))
@@ -528,9 +532,12 @@ class ConsumerGroup:
     def _bump(self, topics: Topics) -> None:
         self._put(Kind.GROUP, "", GroupEpoch(self.epoch + 1, self._hash(topics)))
 
-    def _subscribed(self) -> set[str]:
+    def _subscribed(self) -> frozenset[str]:
         """The topics of all members."""
-        return set(self._topic_subscribers).union(*(each.topics for each in self.regexes.values()))
+        if self._subscribed_topics is None:
+            resolved = (each.topics for each in self.regexes.values())
+            self._subscribed_topics = frozenset(self._topic_subscribers).union(*resolved)
+        return self._subscribed_topics
 
     def _hash(self, topics: Topics) -> int:
         """Of the subscribed topics that exist; 0 for none. Not Kafka's: a broker that loads it assigns once more."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
 from consumer_world import REBALANCE_MS, SESSION_MS, SETTINGS, ConsumerWorld, Peer, id_of, joining, topics
 
 from tiered.serve.groups.consumer import group as groups
+from tiered.serve.groups.consumer import regexes
 from tiered.serve.groups.group_states import GroupState
 from tiered.serve.messages.base import Error
 from tiered.serve.messages.consumer_groups import ConsumerGroupHeartbeatRequest
@@ -248,3 +250,67 @@ def test_a_group_is_described_as_it_is_sized() -> None:
     assert world.group.size_bytes > groups.MEMBER_BYTES
     one.leave()
     assert world.group.size_bytes == 0
+
+
+def test_a_static_member_that_leaves_for_now_has_its_session_not_its_rebalance_timeout() -> None:
+    world = ConsumerWorld(replace(SETTINGS, consumer_session_timeout_ms=10 * REBALANCE_MS))
+    one, two = Peer(world, "one", "six", instance_id="i"), Peer(world, "two", "six")
+    one.beat()
+    two.beat()
+    one.beat(is_slow=True)
+    leaves = ConsumerGroupHeartbeatRequest(group_id="g", member_id="one", member_epoch=-2, instance_id="i")
+    assert not world.error(leaves)
+    world.advance(REBALANCE_MS)
+    assert "one" in world.group.members
+    world.advance(10 * REBALANCE_MS)
+    assert "one" not in world.group.members
+
+
+@pytest.mark.parametrize("other", ["", "nothing"])
+def test_a_member_without_topics_after_a_change_of_its_expression_loses_its_partitions(other: str) -> None:
+    world = ConsumerWorld()
+    one, two = Peer(world, "one", subscribed_topic_regex="six"), Peer(world, "two", subscribed_topic_regex="six")
+    for _ in range(4):
+        one.beat()
+        two.beat()
+    assert one.owned
+    changed = ConsumerGroupHeartbeatRequest(
+        group_id="g", member_id="one", member_epoch=one.epoch, subscribed_topic_regex=other
+    )
+    assert not world.error(changed)
+    for _ in range(4):
+        world.advance(SESSION_MS // 2)
+        one.beat()
+        two.beat()
+    assert not one.owned
+    assert two.owned == SIX
+
+
+def test_an_expression_without_the_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "re2", None)
+    request = joining("one", subscribed_topic_regex="six.*")
+    with pytest.raises(groups.Refused, match="extra `kafka`") as refused:
+        ConsumerWorld().request(request)
+    assert refused.value.code is Error.INVALID_REGULAR_EXPRESSION
+
+
+def test_a_costly_expression_is_refused_and_a_resolution_has_bounded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert regexes.regex_error("(.?){1000}(.?){1000}(.?){1000}z") is not None
+    monkeypatch.setattr(regexes, "STEP_COST_MAX", 100)
+    resolution = regexes.Resolution(
+        ["a.*", "b.*", "("], [f"{letter}{number}" for letter in "ab" for number in range(50)]
+    )
+    steps = 1
+    while (found := resolution.step()) is None:
+        steps += 1
+    assert steps > 10
+    assert {pattern: len(names) for pattern, names in found.items()} == {"a.*": 50, "b.*": 50, "(": 0}
+
+
+def test_the_subscribed_topics_are_computed_once_for_all_offsets() -> None:
+    world = ConsumerWorld()
+    Peer(world, "one", "six").beat()
+    assert world.group._subscribed() is world.group._subscribed()
+    assert world.group.is_subscribed("six")
+    Peer(world, "two", "two").beat()
+    assert world.group.is_subscribed("two"), "a new member changes them"
