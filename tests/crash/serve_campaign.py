@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), *(str(HERE.parent / each) for each in ("unit/support", "interop")), str(HERE.parents[1])]
 
 from kafka_artifacts import Kafka, KafkaMissing, find_kafka  # noqa: E402
-from serve_clients import (  # noqa: E402
+from racing_clients import (  # noqa: E402
     GROUP,
     MEMBERS,
     PRODUCERS,

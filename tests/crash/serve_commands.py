@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from serve_clients import GROUP, Groups, Sent, number_of
+from racing_clients import GROUP, Groups, Sent, number_of
 from serve_world import LIMIT_S, PARTITIONS, World
 
 JAVA_GROUP = "java-readers"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from bucket_truth import sound_roots
-from serve_clients import Groups, Pipeline, Sent, number_of
+from racing_clients import Groups, Pipeline, Sent, number_of
 from serve_commands import Commands, Java, Topics, Trimmed, missing_lines
 from serve_world import PARTITIONS, RETENTION_MS, Race, World, now_ms
 

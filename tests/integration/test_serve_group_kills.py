@@ -14,9 +14,9 @@ from pathlib import Path
 
 import group_calls as calls
 import pytest
+from racing_clients import GROUP, MEMBERS, Groups, keep_joining, value, watch
 from real_daemon import LIMIT_S, Node
 from run_profile import KILLS
-from serve_clients import GROUP, MEMBERS, Groups, keep_joining, value, watch
 from serve_world import PARTITIONS, Process, Race, Worker, now_ms
 
 from local.format.record import Record

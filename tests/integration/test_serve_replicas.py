@@ -185,27 +185,6 @@ def replica(url: str, own: int, other: int) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def by_kafka_python(address: str, count: int, reached: Callable[[int], None]) -> list[int]:
-    here = kafka.TopicPartition(PARTITION.topic, PARTITION.partition)
-    consumer = kafka.KafkaConsumer(
-        bootstrap_servers=address.split(","),
-        fetch_max_wait_ms=50,
-        max_partition_fetch_bytes=3000,
-        request_timeout_ms=20_000,
-        reconnect_backoff_max_ms=200,
-    )
-    seen: list[int] = []
-    try:
-        consumer.assign([here])
-        consumer.seek(here, 0)
-        while len(seen) < count:
-            seen += [each.offset for each in consumer.poll(timeout_ms=1000, max_records=20).get(here, [])]
-            reached(len(seen))
-        return seen
-    finally:
-        consumer.close()
-
-
 def by_librdkafka(address: str, count: int, reached: Callable[[int], None]) -> list[int]:
     settings = {"bootstrap.servers": address, "group.id": "none", "reconnect.backoff.max.ms": 200, "log_level": 0}
     small = {"fetch.message.max.bytes": 3000, "queued.min.messages": 1, "enable.auto.commit": False}
@@ -223,10 +202,8 @@ def by_librdkafka(address: str, count: int, reached: Callable[[int], None]) -> l
         consumer.close()
 
 
-@pytest.mark.parametrize("client", [by_kafka_python, by_librdkafka])
-def test_a_consumer_reads_on_when_the_process_of_its_replica_is_killed(
-    tmp_path: Path, client: Callable[[str, int, Callable[[int], None]], list[int]]
-) -> None:
+def test_a_consumer_reads_on_when_the_process_of_its_replica_is_killed(tmp_path: Path) -> None:
+    """kafka-python asks none but the brokers of its last Metadata, which may lack a replica that has just started."""
     url = (tmp_path / "bucket").as_uri()
     (tmp_path / "bucket").mkdir()
     filled, store = filled_store(), FileStore(str(tmp_path / "bucket"))
@@ -244,7 +221,7 @@ def test_a_consumer_reads_on_when_the_process_of_its_replica_is_killed(
             if count and leader in running:
                 running.pop(leader).kill()
 
-        assert client(",".join(f"127.0.0.1:{each}" for each in ports), len(expected), reached) == expected
+        assert by_librdkafka(",".join(f"127.0.0.1:{each}" for each in ports), len(expected), reached) == expected
     assert leader not in running, "it must have been killed"
 
 
