@@ -328,6 +328,8 @@ def test_groups_of_replicas_commit_to_the_node_that_they_name(home: Path) -> Non
             auto_offset_reset="earliest",
             enable_auto_commit=False,
             max_poll_records=2,
+            session_timeout_ms=6_000,  # the group waits so long if the client ends before its LeaveGroup is sent
+            heartbeat_interval_ms=2_000,
         )
         try:
             found: list[bytes] = []
