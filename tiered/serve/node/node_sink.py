@@ -14,12 +14,15 @@ reached the disk; they are acknowledged after `flush` only.
 
 | append | because of |
 |---|---|
-| above PROMPT_BYTES_MAX, or compressed | the check of its records |
+| above PROMPT_BYTES_MAX, or compressed, or of a topic that compresses | the check of its records, and the codec |
+| its producer id is above those of the logs | the read of all producers, and a lock that precedes those of logs |
+| idempotent, in a topic with LogAppendTime | the read of the batch that it may repeat |
 | another thread holds the lock of the log, for example for a roll | the wait for it |
 | it may roll, or begin a leader epoch | the sync of a segment, or of a file |
 | ``flush.messages`` or ``append.acks=remote``, or no writer role yet | the sync of the log, or of a note |
 | its sequence does not follow | the search for a repeated batch in the log |
 | within SLOW_PAUSE_S after an append that took longer than SLOW_S | a disk that makes its writers wait |
+| within FAILED_PAUSE_S after an append that failed | the repair of the segment |
 """
 
 from __future__ import annotations
@@ -29,8 +32,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from uuid import UUID
 
-from local.errors import LogError, NotFound, OutOfOrderSequence
+from local.errors import DiskFailed, LogError, NotFound, OutOfOrderSequence
 from local.format.batch_header import CODEC_BITS, BatchHeader, read_header
+from local.format.compression import Codec
 from local.format.record import TimestampType
 from local.log import AppendResult, Log
 from local.log.log_appender import Rolling
@@ -41,12 +45,13 @@ from tiered.partition.partition import Partition
 from tiered.serve.messages.base import Error
 from tiered.serve.node.batch_validation import checked_batches
 from tiered.serve.node.bucket_acks import BucketAcks
-from tiered.serve.node.producer_ids import IGNORED_FROM, ProducerIds
+from tiered.serve.node.producer_ids import FOREIGN_END, IGNORED_FROM, ProducerIds
 from tiered.serve.node.repeated_batches import find_repeated
 from tiered.serve.record_sink import Appended, RefusedBatch
 
 PROMPT_BYTES_MAX = 512 << 10
 SLOW_S, SLOW_PAUSE_S = 0.05, 0.5
+FAILED_PAUSE_S = 10.0
 _NO_TIME = -1
 
 
@@ -84,6 +89,8 @@ class NodeSink:
         header, began_s = read_header(batches), self._monotonic()
         if header is None or len(batches) > PROMPT_BYTES_MAX or header.attributes & CODEC_BITS:
             return None
+        if header.producer_id >= FOREIGN_END:
+            return None
         if began_s < self._slow_until_s:
             return None
         held = self._appendable(partition, topic_id)
@@ -96,11 +103,14 @@ class NodeSink:
             return self._append(held, batches)
         except OutOfOrderSequence:
             return None
+        except DiskFailed:  # the log may have to repair itself after the next failure
+            self._slow_until_s = began_s + FAILED_PAUSE_S
+            raise
         finally:
             log.lock.release()
             ended_s = self._monotonic()
             if ended_s - began_s > SLOW_S:
-                self._slow_until_s = ended_s + SLOW_PAUSE_S
+                self._slow_until_s = max(self._slow_until_s, ended_s + SLOW_PAUSE_S)
 
     def _may_take_long(self, held: Partition, header: BatchHeader, size_bytes: int, *, waits: bool) -> bool:
         """Whether an append may wait for a disk. The caller holds the lock of the log."""
@@ -110,8 +120,12 @@ class NodeSink:
             return True
         if settings.flush_messages is not None or (waits and settings.append_acks == "remote"):
             return True
-        facts = {"base_offset": log.view.next_offset, "now_ms": self._clock()}
         is_stamped = settings.timestamp_type is TimestampType.LOG_APPEND_TIME
+        if (settings.recompresses and settings.compression is not Codec.NONE) or (
+            is_stamped and header.producer_id >= 0
+        ):
+            return True
+        facts = {"base_offset": log.view.next_offset, "now_ms": self._clock()}
         header = header._replace(max_timestamp_ms=facts["now_ms"]) if is_stamped else header
         return self._earliest_roll.is_due(active, settings, size_bytes, header, **facts)
 

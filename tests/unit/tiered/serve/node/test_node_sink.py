@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from manager_world import NAME, NOW, TIERED, World
 
-from local.errors import Fenced, InvalidRequest, NotFound, OutOfOrderSequence, ProducerFenced
+from local.errors import DiskFailed, Fenced, InvalidRequest, NotFound, OutOfOrderSequence, ProducerFenced
 from local.format.compression import Codec
 from local.format.record import Record, TimestampType
 from local.names import TopicPartition
@@ -18,7 +18,7 @@ from local.records.batch import encode_batch
 from local.records.isolation import Isolation
 from tiered.manager.manager import LogManager
 from tiered.serve.messages.base import Error
-from tiered.serve.node.node_sink import PROMPT_BYTES_MAX, SLOW_PAUSE_S, SLOW_S, NodeSink
+from tiered.serve.node.node_sink import FAILED_PAUSE_S, PROMPT_BYTES_MAX, SLOW_PAUSE_S, SLOW_S, NodeSink
 from tiered.serve.node.producer_ids import AHEAD, BLOCK, FOREIGN_END, IGNORED_FROM
 from tiered.serve.record_sink import Appended, RefusedBatch
 
@@ -254,6 +254,44 @@ def test_an_append_without_a_wait_is_that_of_the_log(manager: LogManager) -> Non
         made.append_now(TopicPartition("nope", 0), batch())
 
 
+def test_a_producer_id_that_the_ids_of_all_logs_decide_is_left_to_append(manager: LogManager) -> None:
+    """The lock of the producer ids is taken before those of the logs: the other order is a deadlock."""
+    made = sink(manager)
+    made.append(NAME, batch())
+    with made._producer_ids._lock:
+        assert appended_now(made, batch(0, producer_id=FOREIGN_END)) is None
+    with pytest.raises(RefusedBatch):
+        made.append(NAME, batch(0, producer_id=FOREIGN_END))
+
+
+def test_a_batch_that_may_repeat_one_under_log_append_time_is_left_to_append(manager: LogManager) -> None:
+    manager.topics.create("timed", 1, {"message.timestamp.type": "LogAppendTime"}, now_ms=NOW)
+    made, timed = sink(manager), TopicPartition("timed", 0)
+    made.append(timed, batch())
+    assert made.append_now(timed, batch()) is not None
+    assert made.append_now(timed, batch(0)) is None
+
+
+def test_after_a_failed_append_the_event_loop_appends_nothing_for_a_time(
+    manager: LogManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    made = NodeSink(manager, lambda: NOW, lambda: now_s)
+    made.append(NAME, batch())
+    log = manager.partitions.find(NAME).log
+
+    def fail(*args: object, **more: object) -> None:
+        raise DiskFailed("cannot write", path="a")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "append_encoded", fail)
+        with pytest.raises(DiskFailed):
+            appended_now(made)
+    assert appended_now(made) is None
+    now_s = FAILED_PAUSE_S + 1
+    assert appended_now(made) is not None
+
+
 def test_the_first_append_of_a_leader_epoch_waits_for_its_file(manager: LogManager) -> None:
     made = sink(manager)
     assert appended_now(made) is None
@@ -266,6 +304,7 @@ def test_the_first_append_of_a_leader_epoch_waits_for_its_file(manager: LogManag
     [
         {"flush.messages": "1"},
         {"append.acks": "remote"},
+        {"compression.type": "zstd"},
     ],
     ids=lambda settings: next(iter(settings)),
 )
