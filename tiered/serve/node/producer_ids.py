@@ -9,7 +9,8 @@ that is not reserved. The highest copy is valid.
 | a copy is written | the next block begins after this one; its ids that were not given are never given |
 
 Logs may hold ids that another node or broker gave: they were restored or adopted. So the first block begins above the
-highest id in the logs and in the states of transactional ids too. The ids begin AHEAD higher if higher ones may exist:
+highest id in the logs and in the states of transactional ids too. If higher ones may exist, the ids begin AHEAD to
+2 * AHEAD higher, at random: two nodes that were restored from one bucket give other ids.
 
 - A copy cannot be read. It may be ahead of the others, and its logs may hold higher ids.
 - Logs hold ids and there is no copy. Another node gave the ids, and its clients may still use ids that the logs lack.
@@ -27,6 +28,7 @@ Source: kafka `RPCProducerIdManager`, `ProducerIdsBlock`.
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable
 
@@ -101,5 +103,6 @@ class ProducerIds:
         highest = self._highest_in_logs()
         first = max(reserved, highest + 1)
         is_foreign = copies.newest is None and highest >= 0
-        self._next = self._end = first + AHEAD if copies.damaged or copies.unavailable or is_foreign else first
+        may_be_higher = copies.damaged or copies.unavailable or is_foreign
+        self._next = self._end = first + AHEAD + secrets.randbelow(AHEAD) if may_be_higher else first
         self._is_read = True

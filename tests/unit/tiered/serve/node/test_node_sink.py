@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 import threading
 from collections.abc import Iterator
 from uuid import UUID
@@ -23,6 +24,11 @@ from tiered.serve.node.producer_ids import AHEAD, BLOCK, FOREIGN_END, IGNORED_FR
 from tiered.serve.record_sink import Appended, RefusedBatch
 
 RECORDS = [Record(b"k%d" % at, b"v%d" % at, NOW - at) for at in range(3)]
+
+
+@pytest.fixture(autouse=True)
+def the_distance_of_foreign_ids_is_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "randbelow", lambda below: 0)
 
 
 @pytest.fixture

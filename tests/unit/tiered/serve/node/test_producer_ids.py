@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 
 import pytest
 from disk_model import ModelDisk
@@ -10,6 +11,11 @@ from disk_model import ModelDisk
 from local.errors import Corrupt, DiskFailed
 from local.storage import Storage
 from tiered.serve.node.producer_ids import AHEAD, BLOCK, FILE, FOREIGN_END, ProducerIds
+
+
+@pytest.fixture(autouse=True)
+def the_distance_of_foreign_ids_is_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "randbelow", lambda below: 0)
 
 
 def ids(disk: Storage, *roots: str, highest: int = -1) -> ProducerIds:
@@ -99,3 +105,15 @@ def test_no_id_is_given_without_a_reservation() -> None:
     for _ in range(2):
         with pytest.raises(DiskFailed):
             made.take()
+
+
+def test_two_nodes_restored_from_one_bucket_give_other_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first may have given ids that the bucket lacks, and its clients still use them."""
+    distances = iter([5, 900_000])
+    monkeypatch.setattr(secrets, "randbelow", lambda below: next(distances))
+    found = []
+    for _ in range(2):
+        node = ModelDisk()
+        node.make_directory("data")
+        found.append(ids(node, highest=41).take())
+    assert found == [42 + AHEAD + 5, 42 + AHEAD + 900_000]
