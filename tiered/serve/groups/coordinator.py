@@ -161,8 +161,7 @@ class GroupCoordinator:
             if self._obsolete(name):  # a crash came before the tombstones
                 self._remove_soon(name, partial(self._obsolete, name), is_group_removed=False)
         self._deadlines.set(_EXPIRY, now.ticks_ms + self.settings.retention_check_interval_ms)
-        if len(self.table) or self._offsets.count:
-            _log.info("loaded groups: groups=%d offsets=%d", len(self.table), self._offsets.count)
+        _log.debug("loaded groups: groups=%d offsets=%d", len(self.table), self._offsets.count)
         return True
 
     def advance(self) -> None:
