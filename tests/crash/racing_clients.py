@@ -11,7 +11,7 @@ import logging
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -176,6 +176,12 @@ class Groups:
         self.received[group, topic, partition].add(offset)
         self.race.count("records consumed in groups")
 
+    def receive_all(self, group: str, found: Mapping[Any, Sequence[Any]]) -> None:
+        """The records of aiokafka or kafka-python by partition."""
+        for name, records in found.items():
+            for each in records:
+                self.receive(group, name.topic, name.partition, each.offset, each.value)
+
     def commit(self, place: Place, offset: int) -> None:
         with self.race.lock:
             self.committed[place] = max(offset, self.committed.get(place, -1))
@@ -242,9 +248,7 @@ def member_by_kafka_python(groups: Groups, topics: list[str], address: str, life
             found = consumer.poll(timeout_ms=200, max_records=100)
             if not found:
                 continue
-            for name, records in found.items():
-                for each in records:
-                    groups.receive(GROUP, name.topic, name.partition, each.offset, each.value)
+            groups.receive_all(GROUP, found)
             ends = {name: kafka.OffsetAndMetadata(records[-1].offset + 1, "", -1) for name, records in found.items()}
             consumer.commit(ends, timeout_ms=20_000)
             for name, end in ends.items():
@@ -276,9 +280,7 @@ def member_by_aiokafka(groups: Groups, topics: list[str], address: str, life_s: 
                 found = await consumer.getmany(timeout_ms=200, max_records=100)
                 if not found:
                     continue
-                for name, records in found.items():
-                    for each in records:
-                        groups.receive(GROUP, name.topic, name.partition, each.offset, each.value)
+                groups.receive_all(GROUP, found)
                 ends = {name: records[-1].offset + 1 for name, records in found.items()}
                 await asyncio.wait_for(consumer.commit(ends), WAIT_S)
                 for name, offset in ends.items():

@@ -4,47 +4,18 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import confluent_kafka
 import pytest
+from polled_group import COUNT, LIMIT_S, PARTITIONS, commit_consumed, expected, fill, node, poll_until, share_all
 from real_daemon import FOR_EVER, Daemon, Node
 
-from local.format.record import Record
-from tiered.config.config import Config
-from tiered.manager.manager import LogManager
-from tiered.serve.node.endpoint import serving_node
-
 pytestmark = [pytest.mark.server, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
-PARTITIONS, COUNT = 6, 50
-LIMIT_S, GROUP, KILLS = 60.0, "readers", 3
+GROUP, KILLS = "readers", 3
 SETTINGS = {"group.consumer.heartbeat.interval.ms": "100ms", "group.consumer.session.timeout.ms": "10s"}
 ENVIRON = {f"TIERED_{name.upper().replace('.', '_')}": each for name, each in SETTINGS.items()}
-
-
-def now_ms() -> int:
-    return time.time_ns() // 10**6
-
-
-@contextmanager
-def node(home: Path) -> Iterator[tuple[LogManager, str]]:
-    with LogManager.open(Config.load(None, SETTINGS, {}, local_dir=str(home)), now_ms=now_ms()) as manager:
-        manager.topics.create("t", PARTITIONS, {}, now_ms=now_ms())
-        fill(manager, 0)
-        with serving_node(manager, "127.0.0.1", 0, now_ms=now_ms) as server:
-            yield manager, "{}:{}".format(*server.address)
-
-
-def fill(manager: LogManager, start: int) -> None:
-    for partition in range(PARTITIONS):
-        records = [Record(None, b"%d of %d" % (start + at, partition), now_ms()) for at in range(COUNT)]
-        manager.append("t", records, partition, now_ms=now_ms())
-
-
-def expected(start: int, end: int) -> set[bytes]:
-    return {b"%d of %d" % (at, partition) for partition in range(PARTITIONS) for at in range(start, end)}
 
 
 def address_of(daemon: Daemon) -> str | None:
@@ -70,30 +41,22 @@ class Member:
         found = self.consumer.consume(100, 0.1)
         return [each.value() for each in found if not each.error()]
 
-    def share(self) -> set[int]:
+    def assignment(self) -> set[int]:
         return {each.partition for each in self.consumer.assignment()}
 
     def close(self) -> None:
         self.consumer.close()
 
 
-def poll_until(members: list[Member], claim: Callable[[list[bytes]], bool]) -> list[bytes]:
-    found: list[bytes] = []
-    due_s = time.monotonic() + LIMIT_S
-    while not claim(found):
-        assert time.monotonic() < due_s, ([each.share() for each in members], len(found))
-        for each in members:
-            found += each.poll()
-    return found
-
-
-def share_all(members: list[Member]) -> bool:
-    shares = [each.share() for each in members]
-    return all(shares) and sorted(at for share in shares for at in share) == list(range(PARTITIONS))
+def are_committed(members: list[Member]) -> bool:
+    for each in members:
+        commit_consumed(each.consumer)
+    wanted = [confluent_kafka.TopicPartition("t", at) for at in range(PARTITIONS)]
+    return {each.offset for each in members[0].consumer.committed(wanted, LIMIT_S)} == {2 * COUNT}
 
 
 def test_members_share_a_group_and_take_over_from_one_that_leaves(tmp_path: Path) -> None:
-    with node(tmp_path) as (manager, address), ExitStack() as stack:
+    with node(tmp_path, SETTINGS) as (manager, address), ExitStack() as stack:
         members = [stack.enter_context(closing(Member(address)))]
         received = poll_until(members, lambda seen: len(seen) >= PARTITIONS * COUNT)
         for _ in range(2):
@@ -103,28 +66,25 @@ def test_members_share_a_group_and_take_over_from_one_that_leaves(tmp_path: Path
         fresh = expected(COUNT, 2 * COUNT)
         received += poll_until(members, lambda seen: fresh <= set(received) | set(seen))
         assert set(received) == expected(0, 2 * COUNT)
-        for each in members:
-            each.consumer.commit(asynchronous=False)
+        poll_until(members, lambda seen: are_committed(members))
         members.pop(0).close()
         poll_until(members, lambda seen: share_all(members))
-        wanted = [confluent_kafka.TopicPartition("t", at) for at in range(PARTITIONS)]
-        committed = members[0].consumer.committed(wanted, LIMIT_S)
-        assert {each.offset for each in committed} == {2 * COUNT}
+        assert are_committed(members)
 
 
 def test_an_expression_of_a_member_matches_topics(tmp_path: Path) -> None:
-    with node(tmp_path) as (_, address), closing(Member(address, "^t|none$")) as member:
+    with node(tmp_path, SETTINGS) as (_, address), closing(Member(address, "^t|none$")) as member:
         found = poll_until([member], lambda seen: len(seen) >= PARTITIONS * COUNT)
         assert set(found) == expected(0, COUNT)
 
 
 def test_a_static_member_has_its_partitions_after_a_restart(tmp_path: Path) -> None:
-    with node(tmp_path) as (_, address), closing(Member(address, **{"group.instance.id": "two"})) as two:
+    with node(tmp_path, SETTINGS) as (_, address), closing(Member(address, **{"group.instance.id": "two"})) as two:
         shares = []
         for _ in range(2):
             with closing(Member(address, **{"group.instance.id": "one"})) as one:
                 poll_until([one, two], lambda seen, one=one: share_all([one, two]))
-                shares.append(one.share())
+                shares.append(one.assignment())
         assert shares[0] == shares[1]
 
 

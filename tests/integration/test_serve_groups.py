@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,10 +19,20 @@ import pytest
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from kafka_requests import KafkaSocket
+from polled_group import (
+    COUNT,
+    LIMIT_S,
+    PARTITIONS,
+    Polled,
+    commit_consumed,
+    expected,
+    fill,
+    node,
+    poll_until,
+    share_all,
+)
 from real_daemon import FOR_EVER, Daemon, Node
 
-from local.format.record import Record
-from tiered.config.config import Config
 from tiered.manager.manager import LogManager
 from tiered.serve.groups.offsets_records import (
     GroupKey,
@@ -34,51 +43,17 @@ from tiered.serve.groups.offsets_records import (
     decode_key,
     decode_value,
 )
-from tiered.serve.node.endpoint import serving_node
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of its way to read its own files
     import kafka
 
 pytestmark = [pytest.mark.server, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
-PARTITIONS, COUNT, LIMIT_S, GROUP = 6, 50, 60.0, "readers"
+GROUP = "readers"
 SETTINGS = {"group.initial.rebalance.delay.ms": "100"}
 
 
-def now_ms() -> int:
-    return time.time_ns() // 10**6
-
-
-@contextmanager
-def node(home: Path) -> Iterator[tuple[LogManager, str]]:
-    config = Config.load(None, SETTINGS, {}, local_dir=str(home))
-    with LogManager.open(config, now_ms=now_ms()) as manager:
-        if not manager.topics.all():
-            manager.topics.create("t", PARTITIONS, {}, now_ms=now_ms())
-            fill(manager, 0)
-        with serving_node(manager, "127.0.0.1", 0, now_ms=now_ms) as server:
-            yield manager, "{}:{}".format(*server.address)
-
-
-def fill(manager: LogManager, start: int) -> None:
-    for partition in range(PARTITIONS):
-        records = [Record(None, value(partition, start + at), now_ms()) for at in range(COUNT)]
-        manager.append("t", records, partition, now_ms=now_ms())
-
-
-def value(partition: int, at: int) -> bytes:
-    return b"%d of %d" % (at, partition)
-
-
-def expected(start: int = 0, end: int = COUNT) -> set[bytes]:
-    return {value(partition, at) for partition in range(PARTITIONS) for at in range(start, end)}
-
-
-class Consumer(Protocol):
-    def poll(self) -> list[bytes]: ...
-
-    def assignment(self) -> set[int]: ...
-
+class Consumer(Polled, Protocol):
     def commit(self) -> None: ...
 
     def close(self) -> None: ...
@@ -128,7 +103,7 @@ class Confluent:
         return {each.partition for each in self._consumer.assignment()}
 
     def commit(self) -> None:
-        self._consumer.commit(asynchronous=False)
+        commit_consumed(self._consumer)
 
     def committed(self) -> dict[int, int]:
         wanted = [confluent_kafka.TopicPartition("t", at) for at in range(PARTITIONS)]
@@ -198,23 +173,6 @@ class AioKafka:
 CONSUMERS: list[Callable[[str], Consumer]] = [KafkaPython, AioKafka, Confluent]
 
 
-def poll_until(consumers: list[Consumer], claim: Callable[[list[bytes]], bool]) -> list[bytes]:
-    """Poll all in turn until the claim holds of what they received."""
-    found: list[bytes] = []
-    due_s = time.monotonic() + LIMIT_S
-    while not claim(found):
-        assert time.monotonic() < due_s, ([each.assignment() for each in consumers], len(found))
-        for each in consumers:
-            found += each.poll()
-    return found
-
-
-def share_all(consumers: list[Consumer]) -> bool:
-    """Whether each has partitions, and together they have all, each once."""
-    shares = [each.assignment() for each in consumers]
-    return all(shares) and sorted(at for share in shares for at in share) == list(range(PARTITIONS))
-
-
 def are_committed(members: list[Consumer], reader: Confluent) -> bool:
     for each in members:
         each.commit()
@@ -223,7 +181,7 @@ def are_committed(members: list[Consumer], reader: Confluent) -> bool:
 
 @pytest.mark.parametrize("client", CONSUMERS)
 def test_a_consumer_continues_at_its_committed_offset(tmp_path: Path, client: Callable[[str], Consumer]) -> None:
-    with node(tmp_path) as (manager, address):
+    with node(tmp_path, SETTINGS) as (manager, address):
         with closing(client(address)) as consumer:
             found = poll_until([consumer], lambda seen: len(seen) >= PARTITIONS * COUNT)
             assert set(found) == expected()
@@ -233,7 +191,7 @@ def test_a_consumer_continues_at_its_committed_offset(tmp_path: Path, client: Ca
             found = poll_until([consumer], lambda seen: len(seen) >= PARTITIONS * COUNT)
             assert set(found) == expected(COUNT, 2 * COUNT)
             consumer.commit()
-    with node(tmp_path) as (manager, address):
+    with node(tmp_path, SETTINGS) as (manager, address):
         fill(manager, 2 * COUNT)
         with closing(client(address)) as consumer:
             found = poll_until([consumer], lambda seen: len(seen) >= PARTITIONS * COUNT)
@@ -243,7 +201,7 @@ def test_a_consumer_continues_at_its_committed_offset(tmp_path: Path, client: Ca
 def test_a_leave_behind_a_waiting_join_is_done_although_its_client_closed_the_connection(tmp_path: Path) -> None:
     """librdkafka closes so when its join waits for another member. Lost, the group waits for the session timeout."""
     never = {"session_timeout": 300_000, "rebalance_timeout": 300_000, "protocols": calls.PROTOCOLS}
-    with node(tmp_path) as (_, address), ThreadPoolExecutor(2) as pool:
+    with node(tmp_path, SETTINGS) as (_, address), ThreadPoolExecutor(2) as pool:
         server = calls.Server(address, pool)
         one = server.call(calls.JOIN, 9, **calls.joining(GROUP, **never)).member_id
         first = server.call(calls.JOIN, 9, **calls.joining(GROUP, one, **never))
@@ -260,7 +218,7 @@ def test_a_leave_behind_a_waiting_join_is_done_although_its_client_closed_the_co
 
 
 def test_three_kinds_of_clients_share_one_group(tmp_path: Path) -> None:
-    with node(tmp_path) as (manager, address), ExitStack() as stack:
+    with node(tmp_path, SETTINGS) as (manager, address), ExitStack() as stack:
         members: list[Consumer] = []
         received: list[bytes] = []
         for each in CONSUMERS:
@@ -279,7 +237,7 @@ def test_three_kinds_of_clients_share_one_group(tmp_path: Path) -> None:
 
 
 def test_a_static_member_restarts_without_a_rebalance(tmp_path: Path) -> None:
-    with node(tmp_path) as (manager, address):
+    with node(tmp_path, SETTINGS) as (manager, address):
         for _ in range(2):
             with closing(Confluent(address, **{"group.instance.id": "one"})) as consumer:
                 poll_until([consumer], lambda seen: share_all([consumer]))
@@ -307,7 +265,7 @@ def decoded(manager: LogManager) -> dict[Key, Value]:
 
 
 def test_the_offsets_of_a_group_are_records_of_a_compacted_topic(tmp_path: Path) -> None:
-    with node(tmp_path) as (manager, address):
+    with node(tmp_path, SETTINGS) as (manager, address):
         with closing(Confluent(address)) as consumer:
             poll_until([consumer], lambda seen: len(seen) >= PARTITIONS * COUNT)
             consumer.commit()

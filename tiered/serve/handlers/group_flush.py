@@ -5,7 +5,8 @@
 | no flush of its log runs | the flush that begins after the event loop has handled what is ready now |
 | a flush runs | the next one, which begins when the running one ends |
 
-So each append is covered by a flush that begins after its write, and at most one flush of a log runs.
+So each append is covered by a flush that begins after its write, and at most one flush of a log runs. A wait that its
+caller cancels is dropped, so a flush that hangs does not collect waits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from local.errors import Unavailable
 from local.names import TopicPartition
 from tiered.serve.read_pool import ReadPool
 
-Waiting = list[tuple[int, asyncio.Future[None]]]  # (the offset after the records, when they are durable)
+Waiting = dict[asyncio.Future[None], int]  # when records are durable → the offset after them
 
 
 class GroupFlush:
@@ -40,13 +41,17 @@ class GroupFlush:
         durable: asyncio.Future[None] = loop.create_future()
         waiting = self._waiting.get(partition)
         if waiting is None:
-            waiting = self._waiting[partition] = []
+            waiting = self._waiting[partition] = {}
             loop.call_soon(self._begin, partition, flush)
-        waiting.append((next_offset, durable))
+        waiting[durable] = next_offset
+        durable.add_done_callback(partial(self._forget, partition))
         return durable
 
+    def _forget(self, partition: TopicPartition, durable: asyncio.Future[None]) -> None:
+        self._waiting.get(partition, {}).pop(durable, None)
+
     def _begin(self, partition: TopicPartition, flush: Callable[[TopicPartition], int]) -> None:
-        covered, self._waiting[partition] = self._waiting[partition], []
+        covered, self._waiting[partition] = self._waiting[partition], {}
         running = self._pool.run(partition, object(), partial(flush, partition))
         running.add_done_callback(partial(self._end, partition, flush, covered))
 
@@ -62,7 +67,7 @@ class GroupFlush:
         else:
             del self._waiting[partition]
         error = ended.exception()
-        for next_offset, durable in covered:
+        for durable, next_offset in covered.items():
             if durable.done():
                 continue  # cancelled by its caller
             if error is None and ended.result() < next_offset:

@@ -197,9 +197,12 @@ class NodeSink:
             raise RefusedBatch(attempt, error=error, partition=partition, producer_id=producer_id)
 
     def _highest_producer_id(self) -> int:
-        in_logs = (entry.producer_id for each in self._table.all() for entry in each.log.producers())
-        known = (*in_logs, self.highest_coordinated_id())
-        return max((each for each in known if each < IGNORED_FROM), default=-1)
+        """-1 only without records: a log forgets a producer that sends nothing for long, and its client may go on."""
+        logs = [each.log for each in self._table.all()]
+        in_logs = (entry.producer_id for log in logs for entry in log.producers())
+        has_records = any(log.next_offset for log in logs)
+        known = (*in_logs, self.highest_coordinated_id(), 0 if has_records else -1)
+        return max(each for each in known if each < IGNORED_FROM)
 
 
 def _appended(log: Log, result: AppendResult, now_ms: int, time_ms: int) -> Appended:

@@ -13,7 +13,7 @@ highest id in the logs and in the states of transactional ids too. If higher one
 2 * AHEAD higher, at random: two nodes that were restored from one bucket give other ids.
 
 - A copy cannot be read. It may be ahead of the others, and its logs may hold higher ids.
-- Logs hold ids and there is no copy. Another node gave the ids, and its clients may still use ids that the logs lack.
+- Logs have records and there is no copy. Clients of another node may still use ids that the logs lack.
 
 A client writes the id of its batches itself. No id of a client moves the next block to the end of the range:
 
@@ -59,7 +59,10 @@ _FILE = msgspec.json.Decoder(_File)
 
 
 class ProducerIds:
-    """Thread safe. `highest_in_logs` gives the highest producer id below IGNORED_FROM in the logs, -1 without any."""
+    """Thread safe. `highest_in_logs` gives the highest producer id below IGNORED_FROM in the logs.
+
+    It is at least 0 if the logs have records, and -1 if they are empty.
+    """
 
     def __init__(self, places: Places, highest_in_logs: Callable[[], int]) -> None:
         self._file = CopiedFile(places, FILE, _FILE, FORMAT_VERSION, _ATTEMPT)

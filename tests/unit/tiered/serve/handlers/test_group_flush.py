@@ -121,3 +121,20 @@ def test_a_cancelled_wait_changes_nothing_for_the_others() -> None:
 
     run(work)
     assert disk.flushed == [1]
+
+
+def test_a_flush_that_hangs_collects_no_cancelled_waits() -> None:
+    disk = Disk()
+    disk.end = 1
+
+    async def work(group: GroupFlush) -> None:
+        covered = group.wait(ORDERS, 1, disk.flush)
+        await asyncio.to_thread(disk.has_begun.wait, 60)
+        for _ in range(3):
+            group.wait(ORDERS, 1, disk.flush).cancel()
+        await asyncio.sleep(0)
+        assert not group._waiting[ORDERS]
+        disk.gate.set()
+        await covered
+
+    run(work)

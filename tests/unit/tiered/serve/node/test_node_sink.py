@@ -192,6 +192,13 @@ def test_producer_ids_begin_above_those_in_the_logs(manager: LogManager) -> None
     assert [made.new_producer_id(), made.new_producer_id()] == [501 + AHEAD, 502 + AHEAD]
 
 
+def test_producer_ids_of_logs_with_records_of_no_known_producer_begin_far_above_0(manager: LogManager) -> None:
+    """A client of the lost node may use the id 0, whose producer has expired in the restored log."""
+    assert sink(manager)._highest_producer_id() == -1
+    sink(manager).append(NAME, batch())
+    assert sink(manager).new_producer_id() == 1 + AHEAD
+
+
 def test_no_client_moves_the_producer_ids_to_the_end_of_their_range(manager: LogManager) -> None:
     made = sink(manager)
     for producer_id in (FOREIGN_END, 2**63 - 1):
