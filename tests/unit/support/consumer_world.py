@@ -90,7 +90,7 @@ class ConsumerWorld:
     def store(self, *, fails: bool = False) -> None:
         changes = self.group.take_changes()
         if fails:
-            self.group.revert(changes)
+            self.group.revert(changes, self.now)
             return
         for key, value, _ in changes:
             assert isinstance(key, ConsumerKey)

@@ -20,6 +20,8 @@ class FakeOffsetsLog:
         self.gate.set()
         self.waiting = threading.Event()  # an append waits for the gate, or has passed it
         self.error: LogError | None = None
+        self.error_after = 0  # appends that still succeed
+        self.is_error_late = False  # the records are in the log
         self.appends: list[tuple[int, int]] = []  # partition, records
 
     def partition_count(self) -> int | None:
@@ -39,11 +41,15 @@ class FakeOffsetsLog:
     ) -> int:
         self.waiting.set()
         assert self.gate.wait(60), "the test must open the gate"
-        if self.error is not None:
-            raise self.error
+        if self.error is not None and not self.is_error_late:
+            self.error_after -= 1
+            if self.error_after < 0:
+                raise self.error
         base = self.ends.get(partition, 0)
         found = [LoadedRecord(base + at, key, value) for at, (key, value) in enumerate(records)]
         self._add(partition, LoadedBatch(producer_id=producer and producer.producer_id, records=found), len(records))
+        if self.error is not None and self.is_error_late:
+            raise self.error
         self.appends.append((partition, len(records)))
         return base
 

@@ -35,7 +35,7 @@ from local.names import TopicPartition
 from tiered.serve.groups.commits import Committer, NewOffset, is_of_another_topic, value_of
 from tiered.serve.groups.committed import OFFSET_BYTES, Committed, CommittedOffsets, Transaction
 from tiered.serve.groups.consumer.group import ConsumerGroup
-from tiered.serve.groups.consumer.membership import AnyGroup, ConsumerGroups, tombstones
+from tiered.serve.groups.consumer.membership import AnyGroup, ConsumerGroups
 from tiered.serve.groups.deadlines import Deadlines
 from tiered.serve.groups.expiry import expired, obsolete, of_topic
 from tiered.serve.groups.group import Group
@@ -547,19 +547,18 @@ class GroupCoordinator:
             is_ending = is_ending and not (set(self._offsets.pending_of(group_id)) - set(removed))
             if isinstance(group, ConsumerGroup):
                 is_ending = is_ending and not self.consumers.is_busy(group)
-                ends = tombstones(group)
-            else:
-                ends = [(encode_key(GroupKey(group_id)), None)]
             records: list[LogRecord] = [
                 (encode_key(OffsetKey(group_id, each.topic, each.partition)), None) for each in removed
             ]
-            return [*records, *ends] if is_ending else records
+            return [*records, *self.consumers.tombstones(group_id)] if is_ending else records
 
         def finish(offsets: Sequence[int], error: Error) -> None:
             if not error:
                 for each in removed:
                     self._offsets.remove(group_id, each)
                 group = self.table.get(group_id)
+                if is_ending:
+                    self.consumers.repaired(group_id)
                 if is_ending and group is not None and group.state is GroupState.EMPTY:
                     if isinstance(group, Group):
                         group.die()
@@ -590,11 +589,11 @@ class GroupCoordinator:
         group, now_ms = self.table.get(group_id), self.now().wall_ms
         return expired(self._offsets, group, now_ms, self.settings.offsets_retention_ms)
 
-    def _in_thread(self, partition: int, call: Callable[[], list[int]]) -> asyncio.Future[list[int]]:
+    def _in_thread(self, partition: int, call: Callable[[], None]) -> asyncio.Future[None]:
         append = self.pool.run(partition, object(), call)
         append.add_done_callback(self._check_topic)
         return append
 
-    def _check_topic(self, append: asyncio.Future[list[int]]) -> None:
+    def _check_topic(self, append: asyncio.Future[None]) -> None:
         if not append.cancelled() and isinstance(append.exception(), NotFound):
             self._partitions = None  # the next request creates the topic

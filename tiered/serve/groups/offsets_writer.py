@@ -6,8 +6,10 @@
 | 2 | `done`: the memory of the coordinator | the same: memory is rebuilt from the log |
 | 3 | the answer | the client knows |
 
-A failed append has no effect in memory. Its batch may be in the log: after a restart the commit exists, which its
-client was not promised.
+An append has several batches if it is large. A write succeeds if all its batches are durable. A failed write has no
+effect in memory. Its records may be in the log: after a restart the commit exists, which its client was not promised.
+
+A write with a record above RECORD_BYTES_MAX fails before its append, so it does not fail the writes of others.
 
 `submit_alone` builds its records when no other write of the partition is at work, so from what the log says. Tombstones
 so cover every commit before them.
@@ -30,11 +32,12 @@ if TYPE_CHECKING:
     import asyncio
 
 WRITES_AT_ONCE = 500  # of one append
+RECORD_BYTES_MAX = 1_000_000  # less than the default of max.message.bytes
 _RECORD_BYTES = 80  # of a record beyond its key and value, at most
 _log = logging.getLogger(__name__)
 
 Done = Callable[[Sequence[int], Error], None]  # the log offset of each record, none after an error
-Run = Callable[[int, Callable[[], list[int]]], "asyncio.Future[list[int]]"]  # a call in a thread, by partition
+Run = Callable[[int, Callable[[], None]], "asyncio.Future[None]"]  # a call in a thread, by partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,10 @@ class OffsetsWriter:
     def submit(
         self, partition: int, records: Sequence[LogRecord], done: Done, *, producer: Producer | None = None
     ) -> None:
-        self._add(partition, _Write(lambda: records, done, producer, producer is not None))
+        if is_too_large(records):
+            done((), Error.MESSAGE_TOO_LARGE)
+        else:
+            self._add(partition, _Write(lambda: records, done, producer, producer is not None))
 
     def submit_alone(self, partition: int, build: Callable[[], Sequence[LogRecord]], done: Done) -> None:
         """Without records nothing is appended and `done` gets none."""
@@ -78,8 +84,9 @@ class OffsetsWriter:
             records = [record for each in built for record in each]
             if records:
                 counts = [len(each) for each in built]
-                call = partial(_append_all, self._log, partition, records, self._wall_ms(), writes[0].producer)
-                self._run(partition, call).add_done_callback(partial(self._finish, partition, writes, counts))
+                offsets: list[int] = []
+                call = partial(_append_all, self._log, partition, records, self._wall_ms(), writes[0].producer, offsets)
+                self._run(partition, call).add_done_callback(partial(self._finish, partition, writes, counts, offsets))
                 return
             for each in writes:
                 each.done((), Error.NONE)
@@ -87,17 +94,23 @@ class OffsetsWriter:
         self._active.discard(partition)
 
     def _finish(
-        self, partition: int, writes: Sequence[_Write], counts: Sequence[int], append: asyncio.Future[list[int]]
+        self,
+        partition: int,
+        writes: Sequence[_Write],
+        counts: Sequence[int],
+        offsets: Sequence[int],
+        append: asyncio.Future[None],
     ) -> None:
+        """`offsets` are those of the durable records."""
         if append.cancelled():
             return
         error = append.exception()
-        offsets = append.result() if error is None else []
         code = Error.NONE if error is None else _code_of(error, partition)
         at = 0
         for write, count in zip(writes, counts, strict=True):
+            is_durable = at + count <= len(offsets)
             try:
-                write.done(offsets[at : at + count], code)
+                write.done(offsets[at : at + count] if is_durable else (), Error.NONE if is_durable else code)
             except Exception:  # noqa: BLE001 - the other writes have their answers
                 _log.exception("cannot finish a write of groups: partition=%d", partition)
             at += count
@@ -125,21 +138,38 @@ def commit_error(error: Error) -> Error:
     return Error.INVALID_COMMIT_OFFSET_SIZE if error is Error.MESSAGE_TOO_LARGE else group_error(error)
 
 
+def is_too_large(records: Sequence[LogRecord]) -> bool:
+    """Whether a log may refuse one of the records."""
+    return any(_size_of(each) > RECORD_BYTES_MAX for each in records)
+
+
+def _size_of(record: LogRecord) -> int:
+    key, value = record
+    return len(key) + len(value or b"") + _RECORD_BYTES
+
+
 def _append_all(
-    log: OffsetsLog, partition: int, records: Sequence[LogRecord], now_ms: int, producer: Producer | None
-) -> list[int]:
-    """Append in batches of at most BATCH_BYTES_MAX; one record may be larger. The log offset of each record."""
-    offsets: list[int] = []
+    log: OffsetsLog,
+    partition: int,
+    records: Sequence[LogRecord],
+    now_ms: int,
+    producer: Producer | None,
+    offsets: list[int],
+) -> None:
+    """Append in batches of at most BATCH_BYTES_MAX; one record may be larger.
+
+    `offsets` receives the log offsets of each durable batch. The first failure ends the append.
+    """
     start = size = 0
-    for at, (key, value) in enumerate(records):
-        length = len(key) + len(value or b"") + _RECORD_BYTES
+    for at, record in enumerate(records):
+        length = _size_of(record)
         if at > start and size + length > BATCH_BYTES_MAX:
             base = log.append(partition, records[start:at], now_ms=now_ms, producer=producer)
             offsets += range(base, base + at - start)
             start, size = at, 0
         size += length
     base = log.append(partition, records[start:], now_ms=now_ms, producer=producer)
-    return [*offsets, *range(base, base + len(records) - start)]
+    offsets += range(base, base + len(records) - start)
 
 
 def _code_of(error: BaseException, partition: int) -> Error:

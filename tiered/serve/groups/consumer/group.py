@@ -33,7 +33,6 @@ Source: kafka `GroupMetadataManager.consumerGroupHeartbeat`, `ConsumerGroup`.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -42,11 +41,14 @@ from uuid import UUID
 
 from tiered.serve.groups.consumer.assignments import (
     TOPIC_BYTES,
+    hash_of,
     is_subset,
     message_of,
     owned_of,
     partitions_of,
     size_of,
+    updated_by,
+    without_overlaps,
 )
 from tiered.serve.groups.consumer.assignors import ASSIGNORS, Subscriber
 from tiered.serve.groups.consumer.reconciliation import reconciled
@@ -84,7 +86,6 @@ MEMBER_BYTES = 2000  # of the objects of a member, without its texts
 REGEXES_MAX = 100  # different ones of a group
 _REFRESH_PAUSE_MS = 10_000  # between two resolutions of regular expressions
 _SESSION, _REBALANCE = "session", "rebalance"
-_HASH_BYTES = 8
 Topics = Mapping[str, ServedTopic]
 
 
@@ -130,7 +131,7 @@ class ConsumerGroup:
         self._hashed: tuple[Topics, int] | None = None  # the metadata hash with these topics
         self._subscribed_topics: frozenset[str] | None = None  # None: not computed
         self._currents: dict[str, Current] = {}
-        self._owners: dict[tuple[UUID, int], str] = {}
+        self._owners: Counter[tuple[UUID, int]] = Counter()  # how many members have a partition
         self._topic_subscribers: Counter[str] = Counter()
         self._regex_subscribers: Counter[str] = Counter()
         self._resolved_topics: Topics | None = None  # those that the regular expressions were resolved with
@@ -145,14 +146,22 @@ class ConsumerGroup:
         new_member_id: Callable[[], str],
         now: Moment,
     ) -> ConsumerGroup:
-        """The group of its records. All members have a session timeout from now on."""
+        """The group of its records. All members have a session timeout from now on.
+
+        A crash after a failed append may leave the assignment of a member that is absent, which is ignored, or two
+        owners of a partition: the next heartbeat assigns anew, and one of them revokes it.
+        """
         group = cls(group_id, settings, new_member_id)
+        members = {each.name for each in records if each.kind is Kind.MEMBER}
         for key, value in records.items():
-            group.replay(key, value)
+            if key.kind not in (Kind.CURRENT, Kind.TARGET) or key.name in members:
+                group.replay(key, value)
         for name in group.members:
-            group._expect_heartbeat(name, now)
-            if group.current(name).state is MemberState.UNREVOKED_PARTITIONS:
-                group._expect_revocation(name, now)
+            group._expect(name, now)
+        if any(each > 1 for each in group._owners.values()):
+            group._hashed, group.metadata_hash = None, 0
+        for name, target in without_overlaps(group.targets).items():
+            group.replay(ConsumerKey(Kind.TARGET, group_id, name), Target(target))
         return group
 
     # What the coordinator reads
@@ -230,7 +239,7 @@ class ConsumerGroup:
         self._check_room(request.member_id)
         former = self._check_member(request, member_id, owned)
         before = self.members.get(former or member_id, MemberMetadata())
-        updated = _updated(before, request, client)
+        updated = updated_by(before, request, client)
         self._check_regex(before, updated)
         if former is not None:
             self._replace(former, member_id)
@@ -301,11 +310,13 @@ class ConsumerGroup:
         changes, self.changes = self.changes, []
         return changes
 
-    def revert(self, changes: list[Change]) -> None:
-        """Take back the latest changes, which could not be stored."""
+    def revert(self, changes: list[Change], now: Moment) -> None:
+        """Take back the latest changes, which could not be stored. Members that lost a deadline get a new one."""
         for key, _, before in reversed(changes):
             if isinstance(key, ConsumerKey):
                 self.replay(key, before)
+        for name in self.members:
+            self._expect(name, now)
 
     def replay(self, key: ConsumerKey, value: ConsumerValue | None) -> None:
         """The effect of a record; None for a tombstone."""
@@ -362,13 +373,15 @@ class ConsumerGroup:
     def _replay_current(self, name: str, value: Current | None) -> None:
         old = self._currents.pop(name, None)
         for where in partitions_of(old):
-            if self._owners.get(where) == name:
+            self._owners[where] -= 1
+            if not self._owners[where]:
                 del self._owners[where]
         if value is not None:
             self._currents[name] = value
-            self._owners.update(dict.fromkeys(partitions_of(value), name))
+            self._owners.update(partitions_of(value))
 
-    def _value(self, key: ConsumerKey) -> ConsumerValue | None:
+    def value(self, key: ConsumerKey) -> ConsumerValue | None:
+        """Of a record now; None for a tombstone."""
         match key.kind:
             case Kind.GROUP:
                 return GroupEpoch(self.epoch, self.metadata_hash) if self.epoch else None
@@ -386,7 +399,7 @@ class ConsumerGroup:
                 return None
 
     def _bytes_of(self, key: ConsumerKey) -> int:
-        match self._value(key):
+        match self.value(key):
             case MemberMetadata() as member:
                 texts = (key.name, member.instance_id, member.rack_id, member.client_id, member.regex, *member.topics)
                 return MEMBER_BYTES + sum(TOPIC_BYTES + len(each or "") for each in texts)
@@ -401,7 +414,7 @@ class ConsumerGroup:
 
     def _put(self, kind: Kind, name: str, value: ConsumerValue | None) -> None:
         key = ConsumerKey(kind, self.group_id, name)
-        self.changes.append(Change(key, value, self._value(key)))
+        self.changes.append(Change(key, value, self.value(key)))
         self.replay(key, value)
 
     def _is_owned(self, topic: UUID, number: int) -> bool:
@@ -410,6 +423,14 @@ class ConsumerGroup:
     def _is_reconciled(self, member_id: str) -> bool:
         current = self.current(member_id)
         return current.state is MemberState.STABLE and current.epoch == self.assignment_epoch
+
+    def _expect(self, member_id: str, now: Moment) -> None:
+        """Set the deadlines that the member lacks."""
+        if (_SESSION, member_id) not in self._deadlines:
+            self._expect_heartbeat(member_id, now)
+        is_revoking = self.current(member_id).state is MemberState.UNREVOKED_PARTITIONS
+        if is_revoking and (_REBALANCE, member_id) not in self._deadlines:
+            self._expect_revocation(member_id, now)
 
     def _expect_heartbeat(self, member_id: str, now: Moment) -> None:
         self._deadlines.set((_SESSION, member_id), now.ticks_ms + self._settings.consumer_session_timeout_ms)
@@ -543,10 +564,7 @@ class ConsumerGroup:
         """Of the subscribed topics that exist; 0 for none. Not Kafka's: a broker that loads it assigns once more."""
         if self._hashed is not None and self._hashed[0] is topics:
             return self._hashed[1]
-        found = [topics[name] for name in sorted(self._subscribed() & topics.keys())]
-        text = "\n".join(f"{each.name} {each.topic_id} {len(each.partitions)}" for each in found)
-        digest = hashlib.blake2b(text.encode(), digest_size=_HASH_BYTES).digest()
-        self._hashed = topics, (int.from_bytes(digest, "big", signed=True) or 1) if found else 0
+        self._hashed = topics, hash_of([topics[name] for name in sorted(self._subscribed() & topics.keys())])
         return self._hashed[1]
 
     def _assign(self, topics: Topics) -> None:
@@ -573,18 +591,3 @@ class ConsumerGroup:
             if self.targets.get(name) != partitions:
                 self._put(Kind.TARGET, name, Target(partitions))
         self._put(Kind.TARGET_EPOCH, "", TargetEpoch(self.epoch))
-
-
-def _updated(before: MemberMetadata, request: ConsumerGroupHeartbeatRequest, client: Client) -> MemberMetadata:
-    """The member with the fields that the request has."""
-    names, timeout_ms = request.subscribed_topic_names, request.rebalance_timeout_ms
-    return MemberMetadata(
-        instance_id=before.instance_id if request.instance_id is None else request.instance_id,
-        rack_id=before.rack_id if request.rack_id is None else request.rack_id,
-        client_id=client.client_id,
-        client_host=client.host,
-        topics=before.topics if names is None else tuple(sorted(set(names))),
-        regex=before.regex if request.subscribed_topic_regex is None else request.subscribed_topic_regex,
-        rebalance_timeout_ms=before.rebalance_timeout_ms if timeout_ms == -1 else timeout_ms,
-        assignor=before.assignor if request.server_assignor is None else request.server_assignor,
-    )

@@ -5,7 +5,14 @@ leaves a prefix of the changes in the log, and the client has no response: it se
 a target assignment precede its epoch, so a prefix makes the next heartbeat compute it again.
 
 A group has one append at work; later changes wait for it. If it fails, its changes and the later ones are taken back,
-and their requests get the error.
+and their requests get the error. The log may have a prefix of the append. So the keys of a failed append are unsure:
+the next append of the group begins with the values that memory has of them, a group that is removed ends with them.
+
+| step of a failed append | log | memory | after a crash |
+|---|---|---|---|
+| 1. it fails | a prefix of its changes | before the changes | the prefix counts; no client has a response |
+| 2. next append: the unsure keys | as memory, or a prefix of them | before its changes | step 1 or 3 |
+| 3. its changes | as any append | after its changes | no key is unsure |
 
 | group before | request | group after |
 |---|---|---|
@@ -28,8 +35,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
-from local.errors import LogError
-from local.names import TopicPartition
+from local.errors import InvalidRequest, LogError
+from local.names import TopicPartition, check_topic
 from tiered.serve.groups.consumer.assignments import TOPIC_BYTES
 from tiered.serve.groups.consumer.assignors import ASSIGNORS
 from tiered.serve.groups.consumer.description import described
@@ -47,7 +54,7 @@ from tiered.serve.groups.group_states import GroupState, Moment
 from tiered.serve.groups.members import Client, unknown
 from tiered.serve.groups.offsets_log import LogRecord
 from tiered.serve.groups.offsets_records import GroupKey, encode_key
-from tiered.serve.groups.offsets_writer import OffsetsWriter, group_error
+from tiered.serve.groups.offsets_writer import RECORD_BYTES_MAX, OffsetsWriter, group_error, is_too_large
 from tiered.serve.messages.base import Error
 from tiered.serve.messages.consumer_groups import (
     JOINS,
@@ -61,7 +68,10 @@ from tiered.serve.messages.groups import MemberIdentity, MemberResponse
 from tiered.serve.read_pool import ReadPool
 
 AnyGroup = Group | ConsumerGroup
+UNSURE_BYTES_MAX = 16 << 20  # of the keys of failed appends; more members join after a repair
+_KEY_BYTES = 300  # of the objects of a key, without its texts
 _ID_REQUIRED_SINCE = 1  # version of ConsumerGroupHeartbeat
+_NAMES_BYTES_MAX = RECORD_BYTES_MAX // 2  # of the topics of a member, in its record
 _log = logging.getLogger(__name__)
 
 
@@ -98,6 +108,7 @@ class _Append:
     waiters: list[Callable[[Error], None]]
     later: list[Change] = field(default_factory=list)
     later_waiters: list[Callable[[Error], None]] = field(default_factory=list)
+    is_written: bool = True  # False: the log has none of its records
 
 
 def new_member_id() -> str:
@@ -114,10 +125,14 @@ class ConsumerGroups:
         self._replaced: dict[str, Group] = {}  # empty classic groups whose conversion is not durable
         self._topics: Topics = {}  # the last known ones
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unsure: dict[str, dict[ConsumerKey, None]] = {}  # keys of failed appends, by group
+        self._unsure_bytes = 0
 
     def load(self, group_id: str, records: Mapping[ConsumerKey, ConsumerValue]) -> ConsumerGroup:
         host = self._host
-        return ConsumerGroup.loaded(group_id, records, host.settings, self._new_member_id, host.now())
+        group = ConsumerGroup.loaded(group_id, records, host.settings, self._new_member_id, host.now())
+        self._note_unsure(group_id, [key for key, value in records.items() if group.value(key) != value])
+        return group
 
     def close(self) -> None:
         """End the resolution of regular expressions."""
@@ -187,11 +202,35 @@ class ConsumerGroups:
             return Error.INCONSISTENT_GROUP_PROTOCOL
         if self.is_busy(group):
             return Error.COORDINATOR_LOAD_IN_PROGRESS
-        self._writer.submit(
-            self._host.partition_of(group.group_id).partition, tombstones(group), lambda offsets, error: None
-        )
-        self._host.table[group.group_id] = new
+        name, keys = group.group_id, list(group.record_keys())
+
+        def done(offsets: Sequence[int], error: Error) -> None:
+            self._note_unsure(name, keys) if error else self.repaired(name)
+
+        self._writer.submit(self._host.partition_of(name).partition, self.tombstones(name), done)
+        self._host.table[name] = new
         return Error.NONE
+
+    def tombstones(self, group_id: str) -> list[LogRecord]:
+        """Of all records of an empty group of either protocol, the unsure ones included."""
+        group = self._host.table.get(group_id)
+        keys = group.record_keys() if isinstance(group, ConsumerGroup) else [GroupKey(group_id)]
+        return [*self.repairs(group_id), *(_record(Change(each, None, None)) for each in keys)]
+
+    def repairs(self, group_id: str, changes: Sequence[Change] = ()) -> list[LogRecord]:
+        """Records of the unsure keys, with the values before `changes`, the latest ones."""
+        group = self._host.table.get(group_id)
+        before = {each.key: each.before for each in reversed(changes)}
+        records = []
+        for key in self._unsure.get(group_id, ()):
+            value = group.value(key) if isinstance(group, ConsumerGroup) else None
+            value = before.get(key, value)
+            records.append(_record(Change(key, value, None)))
+        return records
+
+    def repaired(self, group_id: str) -> None:
+        """No key of the group is unsure."""
+        self._unsure_bytes -= sum(map(_bytes_of, self._unsure.pop(group_id, ())))
 
     # Private
 
@@ -203,6 +242,8 @@ class ConsumerGroups:
         size_bytes = MEMBER_BYTES + sum(TOPIC_BYTES + len(each) for each in names)
         if (joins or names) and not host.has_room(size_bytes):
             raise Refused(Error.GROUP_MAX_SIZE_REACHED)
+        if joins and self._unsure_bytes > UNSURE_BYTES_MAX:
+            raise Refused(Error.COORDINATOR_NOT_AVAILABLE)
         if isinstance(group, ConsumerGroup):
             return group
         if not joins:
@@ -240,7 +281,7 @@ class ConsumerGroups:
             append.later += changes
             append.later_waiters.append(done)
             self._host.settle(group)
-        elif changes:
+        elif changes or group.group_id in self._unsure:
             self._begin(group, changes, [done])
             self._host.settle(group)
         else:
@@ -250,8 +291,11 @@ class ConsumerGroups:
     def _begin(self, group: ConsumerGroup, changes: list[Change], waiters: list[Callable[[Error], None]]) -> None:
         self._appends[group.group_id] = _Append(changes, waiters)
         try:
-            records = [_record(each) for each in changes]
+            records = [*self.repairs(group.group_id, changes), *map(_record, changes)]
         except LogError:  # a text of a client is too long for a record
+            records = []
+        if not records or is_too_large(records):
+            self._appends[group.group_id].is_written = False
             self._end(group, (), Error.MESSAGE_TOO_LARGE)
             return
         self._writer.submit(self._host.partition_of(group.group_id).partition, records, partial(self._end, group))
@@ -261,19 +305,29 @@ class ConsumerGroups:
         replaced = self._replaced.pop(group.group_id, None)
         waiters = append.waiters
         if error:
-            group.revert([*append.changes, *append.later, *group.take_changes()])
+            group.revert([*append.changes, *append.later, *group.take_changes()], self._host.now())
+            if append.is_written:
+                self._note_unsure(group.group_id, [x.key for x in append.changes if isinstance(x.key, ConsumerKey)])
             waiters = [*waiters, *append.later_waiters]
             if replaced is not None:
                 self._host.table[group.group_id] = replaced
             elif not group.epoch:
                 self._host.forget(group.group_id)
-        elif append.later:
-            self._begin(group, append.later, append.later_waiters)
         else:
+            self.repaired(group.group_id)
+        if not error and append.later:
+            self._begin(group, append.later, append.later_waiters)
+        elif not error:
             waiters = [*waiters, *append.later_waiters]
         for each in waiters:
             each(group_error(error))
         self._host.settle(group)
+
+    def _note_unsure(self, group_id: str, keys: Sequence[ConsumerKey]) -> None:
+        if keys:
+            unsure = self._unsure.setdefault(group_id, {})
+            self._unsure_bytes += sum(_bytes_of(each) for each in set(keys) - unsure.keys())
+            unsure.update(dict.fromkeys(keys))
 
     def _begin_to_resolve(self, group: ConsumerGroup, found: Beaten, may_match: Callable[[str], bool]) -> None:
         if not found.regexes:
@@ -301,8 +355,8 @@ class ConsumerGroups:
             self._submit(group, lambda error: None)
 
 
-def tombstones(group: ConsumerGroup) -> list[LogRecord]:
-    return [(encode_consumer_key(each), None) for each in group.record_keys()]
+def _bytes_of(key: ConsumerKey) -> int:
+    return _KEY_BYTES + len(key.group) + len(key.name)
 
 
 def _record(change: Change) -> LogRecord:
@@ -312,7 +366,7 @@ def _record(change: Change) -> LogRecord:
 
 def _check(request: ConsumerGroupHeartbeatRequest, version: int) -> None:
     """Source: kafka `GroupCoordinatorService.throwIfConsumerGroupHeartbeatRequestIsInvalid`."""
-    epoch = request.member_epoch
+    epoch, names = request.member_epoch, request.subscribed_topic_names or ()
     needs_id = version >= _ID_REQUIRED_SINCE or epoch > 0 or epoch == LEAVES
     checks = (
         (needs_id and not request.member_id.strip(), "MemberId can't be empty."),
@@ -330,6 +384,8 @@ def _check(request: ConsumerGroupHeartbeatRequest, version: int) -> None:
         ),
         (epoch == LEAVES_FOR_NOW and request.instance_id is None, "InstanceId can't be null."),
         (epoch < LEAVES_FOR_NOW, "MemberEpoch is invalid."),
+        (not all(map(_is_topic, names)), "SubscribedTopicNames has an invalid name."),
+        (sum(len(each) + 2 for each in names) > _NAMES_BYTES_MAX, "SubscribedTopicNames is too long."),
     )
     for fails, text in checks:
         if fails:
@@ -338,6 +394,13 @@ def _check(request: ConsumerGroupHeartbeatRequest, version: int) -> None:
         known = ", ".join(ASSIGNORS)
         text = f"ServerAssignor {request.server_assignor} is not supported. Supported assignors: {known}."
         raise Refused(Error.UNSUPPORTED_ASSIGNOR, text)
+
+
+def _is_topic(name: str) -> bool:
+    try:
+        return bool(check_topic(name))
+    except InvalidRequest:
+        return False
 
 
 def _is_blank(text: str | None) -> bool:

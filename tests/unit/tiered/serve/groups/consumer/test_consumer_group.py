@@ -10,6 +10,7 @@ from consumer_world import REBALANCE_MS, SESSION_MS, SETTINGS, ConsumerWorld, Pe
 
 from tiered.serve.groups.consumer import group as groups
 from tiered.serve.groups.consumer import regexes
+from tiered.serve.groups.consumer.records import ConsumerKey, Current, Kind, MemberState, Target
 from tiered.serve.groups.group_states import GroupState
 from tiered.serve.messages.base import Error
 from tiered.serve.messages.consumer_groups import ConsumerGroupHeartbeatRequest
@@ -127,6 +128,51 @@ def test_a_static_member_that_left_for_now_has_a_successor_without_a_rebalance()
     assert world.error(request) is Error.FENCED_INSTANCE_ID
     assert world.error(replace(request, instance_id="k")) is Error.UNKNOWN_MEMBER_ID
     assert world.error(replace(request, member_epoch=-1)) is Error.FENCED_INSTANCE_ID
+
+
+def test_a_static_member_whose_successor_cannot_be_stored_is_removed_after_its_session() -> None:
+    world = ConsumerWorld()
+    one = Peer(world, "one", "six", instance_id="i")
+    one.beat()
+    one.leave(-2)
+    world.request(joining("later", "six", instance_id="i"), fails=True)
+    assert world.group.members.keys() == {"one"}
+    world.advance(SESSION_MS)
+    assert not world.group.members
+
+
+def test_a_member_whose_revocation_cannot_be_stored_is_removed_after_its_rebalance_timeout() -> None:
+    world = ConsumerWorld(replace(SETTINGS, consumer_session_timeout_ms=10 * REBALANCE_MS))
+    one, two = Peer(world, "one", "six"), Peer(world, "two", "six")
+    one.beat()
+    two.beat()
+    one.beat(is_slow=True)
+    one.beat(fails=True)
+    assert world.group.current("one").state is MemberState.UNREVOKED_PARTITIONS
+    world.advance(REBALANCE_MS)
+    assert world.group.members.keys() == {"two"}
+
+
+def test_two_owners_of_a_partition_in_the_log_become_one() -> None:
+    world = ConsumerWorld(two=2)
+    one, two = Peer(world, "one", "two"), Peer(world, "two", "two")
+    for _ in range(3):
+        one.beat()
+        two.beat()
+    every = {id_of("two"): frozenset({0, 1})}
+    for each in (one, two):
+        current = Current(epoch=each.epoch, previous_epoch=each.epoch, assigned=every)
+        world.stored[ConsumerKey(Kind.CURRENT, "g", each.member_id)] = current
+        world.stored[ConsumerKey(Kind.TARGET, "g", each.member_id)] = Target(every)
+        each.owned = each.assigned = {(id_of("two"), number) for number in (0, 1)}
+    world.group = world.loaded()
+    assert not two.leave()
+    assert world.group._is_owned(id_of("two"), 0), "the other member has it"
+    two = Peer(world, "two", "two")
+    for _ in range(3):
+        one.beat()
+        two.beat()
+    assert (len(one.owned), len(two.owned), one.owned & two.owned) == (1, 1, set())
 
 
 def test_the_partitions_of_a_static_member_are_free_after_its_session() -> None:

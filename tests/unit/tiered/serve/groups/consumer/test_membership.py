@@ -14,14 +14,20 @@ from group_world import joining as classic_joining
 from local.errors import DiskFailed
 from local.names import TopicPartition
 from tiered.serve.groups import coordinator as coordinators
+from tiered.serve.groups import offsets_writer
 from tiered.serve.groups.commits import Committer, NewOffset
 from tiered.serve.groups.consumer.group import ConsumerGroup
+from tiered.serve.groups.consumer.records import ConsumerKey, Kind, encode_consumer_key
 from tiered.serve.groups.coordinator import GroupCoordinator
 from tiered.serve.groups.group import Group
 from tiered.serve.groups.group_settings import GroupSettings
 from tiered.serve.groups.group_states import GroupState, Moment
 from tiered.serve.messages.base import Error
-from tiered.serve.messages.consumer_groups import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+from tiered.serve.messages.consumer_groups import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    TopicPartitions,
+)
 from tiered.serve.messages.groups import (
     HeartbeatRequest,
     LeaveGroupRequest,
@@ -131,6 +137,126 @@ def test_changes_that_cannot_be_stored_are_taken_back() -> None:
     run(work)
 
 
+def test_a_join_that_failed_after_its_write_has_no_ghost_after_the_next_append() -> None:
+    async def work(world: World) -> None:
+        await world.beat(joining("one", "two"))
+        world.log.error, world.log.is_error_late = DiskFailed("flush"), True
+        assert (await world.beat(joining("ghost", "two"))).error_code is Error.NOT_COORDINATOR
+        assert (await world.restarted()).group().members.keys() == {"one", "ghost"}
+        world.log.error = None
+        assert (await world.beat(beating("one", 1))).error_code is Error.NONE
+        again = (await world.restarted()).group()
+        assert again.members.keys() == again.targets.keys() == {"one"}
+        assert (again.epoch, again.assignment_epoch) == (1, 1)
+
+    run(work)
+
+
+def test_a_leave_that_failed_after_its_write_leaves_a_whole_member() -> None:
+    async def work(world: World) -> None:
+        await world.beat(joining("one", "two"))
+        world.log.error, world.log.is_error_late = DiskFailed("flush"), True
+        assert (await world.beat(beating("one", -1))).error_code is Error.NOT_COORDINATOR
+        world.log.error = None
+        world.topics = topics(six=6, two=3)
+        assert (await world.beat(beating("one", 1))).member_epoch == 2
+        again = await world.restarted()
+        assert again.group().members.keys() == {"one"}
+        assert again.group().current("one").assigned == {id_of("two"): frozenset(range(3))}
+
+    run(work)
+
+
+def test_a_group_that_never_existed_leaves_no_record_of_its_failed_append() -> None:
+    async def work(world: World) -> None:
+        await world.groups.prepare()
+        world.log.error, world.log.is_error_late = DiskFailed("flush"), True
+        assert (await world.beat(joining("ghost", "two"))).error_code is Error.NOT_COORDINATOR
+        world.log.error = None
+        await world.beat(joining("one", "two"))
+        again = (await world.restarted()).group()
+        assert again.members.keys() == again.targets.keys() == {"one"}
+
+    run(work)
+
+
+def test_an_assignment_without_its_member_is_dropped_by_a_load() -> None:
+    async def work(world: World) -> None:
+        await world.beat(joining("one", "two"))
+        member = encode_consumer_key(ConsumerKey(Kind.MEMBER, "g", "one"))
+        world.log.append(world.groups.partition_of("g").partition, [(member, None)], now_ms=0)
+        again = await world.restarted()
+        assert not again.group().members
+        found = await again.beat(joining("other", "two"))
+        assert found.assignment is not None
+        assert found.assignment.topic_partitions == (TopicPartitions(topic_id=id_of("two"), partitions=(0, 1)),)
+        keys = {each.key for each in world.log.records() if each.value is None}
+        assert encode_consumer_key(ConsumerKey(Kind.CURRENT, "g", "one")) in keys
+
+    run(work)
+
+
+def test_a_large_write_of_one_group_does_not_fail_the_writes_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offsets_writer, "RECORD_BYTES_MAX", 2000)
+
+    async def work(world: World) -> None:
+        await world.groups.prepare()
+        world.log.gate.clear()
+        large = [f"n{number}" + "x" * 200 for number in range(20)]
+        joins = [joining("one", "two"), replace(joining("evil", *large), group_id="evil")]
+        answers = [asyncio.ensure_future(world.beat(each)) for each in joins]
+        await asyncio.wait(answers[1:])
+        world.log.gate.set()
+        assert [(await each).error_code for each in answers] == [Error.NONE, Error.UNKNOWN_SERVER_ERROR]
+        assert (await world.restarted()).groups.groups().keys() == {"g"}
+
+    run(work)
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "x" * 250])
+def test_invalid_topic_names_are_refused(name: str) -> None:
+    async def work(world: World) -> None:
+        assert (await world.beat(joining("one", name))).error_code is Error.INVALID_REQUEST
+
+    run(work)
+
+
+def test_writes_in_the_durable_batches_of_a_failed_append_succeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offsets_writer, "BATCH_BYTES_MAX", 200)
+
+    async def work(world: World) -> None:
+        await world.commit()
+        world.log.gate.clear()
+        world.log.waiting.clear()
+        first = asyncio.ensure_future(world.commit(offset=6))
+        await until(world.log.waiting.is_set)
+        later = [asyncio.ensure_future(world.commit(offset=each)) for each in (7, 8)]
+        await asyncio.sleep(0)  # both are submitted
+        world.log.error, world.log.error_after = DiskFailed("full"), 2
+        world.log.gate.set()
+        assert await first == [Error.NONE]
+        assert [await each for each in later] == [[Error.NONE], [Error.NOT_COORDINATOR]]
+        world.log.error = None
+        assert world.groups.offsets_of("g")[P0].value.offset == 7
+
+    run(work)
+
+
+def test_a_removal_that_cannot_be_stored_is_tried_again() -> None:
+    async def work(world: World) -> None:
+        await world.beat(joining("one", "six"))
+        world.log.error, world.ms = DiskFailed("full"), SESSION_MS
+        world.groups.advance()
+        await until(lambda: not world.groups.consumers.is_busy(world.group()))
+        assert world.group().members.keys() == {"one"}
+        world.log.error, world.ms = None, 2 * SESSION_MS
+        world.groups.advance()
+        await until(lambda: not world.groups.consumers.is_busy(world.group()))
+        assert not world.group().members
+
+    run(work)
+
+
 def test_a_group_whose_first_member_cannot_be_stored_does_not_exist() -> None:
     async def work(world: World) -> None:
         await world.groups.prepare()
@@ -193,6 +319,20 @@ def test_a_consumer_group_becomes_a_classic_one_when_it_is_empty() -> None:
         again = await world.restarted()
         assert isinstance(again.groups.groups()["g"], Group)
         assert again.groups.offsets_of("g")[P0].value.offset == 6
+
+    run(work)
+
+
+def test_tombstones_of_a_conversion_that_failed_are_written_when_the_group_is_deleted() -> None:
+    async def work(world: World) -> None:
+        await world.beat(joining("one", "six"))
+        await world.beat(beating("one", -1))
+        world.log.error = DiskFailed("full")
+        await world.groups.join(classic_joining(), CLIENT, 9)
+        await world.commit()  # fails after the tombstones
+        world.log.error = None
+        assert await world.groups.delete_groups(["g"]) == [Error.NONE]
+        assert not (await world.restarted()).groups.groups()
 
     run(work)
 
