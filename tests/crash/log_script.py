@@ -324,6 +324,8 @@ class World:
         if cut is None or cut.next_offset < max(low, decided):
             return
         self.story.skipped |= set(range(cut.next_offset, offset))
+        if cut.next_offset <= low:  # nothing stays: after a crash the log may begin at the truncation offset
+            self.story.begin_start(offset)
         self.story.begin_truncate(cut.next_offset)
         assert self.log.truncate_to(offset, now_ms=self.story.clock) == offset
         self.story.promise_truncated(cut.next_offset)

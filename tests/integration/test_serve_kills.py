@@ -162,7 +162,9 @@ def closed_sockets() -> Iterator[None]:
 
 
 def open_sockets() -> list[socket.socket]:
-    return [each for each in gc.get_objects() if isinstance(each, socket.socket) and each.fileno() >= 0]
+    # By `type`: `isinstance` asks a weak proxy for the class of its object, and fails if that object is gone.
+    found = [each for each in gc.get_objects() if issubclass(type(each), socket.socket)]
+    return [each for each in found if each.fileno() >= 0]
 
 
 @pytest.mark.usefixtures("closed_sockets")
