@@ -10,6 +10,7 @@ import asyncio
 import os
 import shutil
 import threading
+import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -179,7 +180,9 @@ class Tab:
 
     def hold_clock(self) -> None:
         """From the next page on, only `pass_time` moves the clock and the timers of the page."""
-        self._run(self._page.clock.install())
+        now_s = time.time()
+        self._run(self._page.clock.install(time=now_s))
+        self._run(self._page.clock.pause_at(now_s + LIMIT_S))  # an installed clock runs by itself until it is paused
 
     def pass_time(self, ms: int) -> None:
         """Advance the clock and fire every timer that is due."""

@@ -268,7 +268,7 @@ def _fetch(
 
     return {
         "replica_id": -1,
-        "max_wait": timedelta(),
+        "max_wait": timedelta(seconds=30),  # as long as a read takes; with `min_bytes` 0 no server waits for more
         "min_bytes": 0,
         "max_bytes": 1 << 20,
         "isolation_level": isolation,
