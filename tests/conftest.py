@@ -166,28 +166,57 @@ def _mark_groups(items):
                 item.add_marker(pytest.mark.xdist_group("spark processes" if has_own_jvm else name))
 
 
+def pytest_collection(session):
+    gc.disable()  # until the modules and tests are frozen: hardly anything that a collection makes is garbage
+
+
 def pytest_collection_finish(session):
     """Check that requested groups are in effect. Without them every worker would start every server, which takes
     minutes."""
     if session.config.getoption("loadgroup", False):
         alone = [item.nodeid for item in session.items if item.get_closest_marker("xdist_group")]
         assert all("@" in each for each in alone), "pytest-xdist does not name the groups of tests"
+    gc.enable()
     gc.freeze()  # the modules and tests of a worker live to its end: collections skip them
 
 
-@pytest.fixture(autouse=True)
-def log_levels_of_a_fresh_process():
-    """Reset the log levels, because a command sets them for the whole process, also inside a fixture."""
+@pytest.hookimpl(tryfirst=True)  # a hook costs each test less than a fixture
+def pytest_runtest_setup(item):
+    """Reset the log levels, and assert the order of the locks that are made in the tests of CHECKS_LOCKS."""
+    _reset_log_levels()
+    check_ranks(item.path.relative_to(os.path.dirname(__file__)).as_posix().startswith(CHECKS_LOCKS))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef):
+    made = yield
+    if fixturedef.scope != "function":
+        _reset_log_levels()
+    return made
+
+
+def _reset_log_levels():
+    """A command sets the log levels of the whole process."""
     logging.getLogger().setLevel(logging.WARNING)
     for name in ("local", "remote", "tiered", "tiered.partition.partition_table"):
         logging.getLogger(name).setLevel(logging.NOTSET)
 
 
-@pytest.fixture(autouse=True)
-def lock_ranks_are_checked(request):
-    """Assert the order of locks in the tests of CHECKS_LOCKS, for the locks that are made during the test."""
-    path = request.path.relative_to(os.path.dirname(__file__)).as_posix()
-    check_ranks(path.startswith(CHECKS_LOCKS))
+@pytest.hookimpl(trylast=True)  # after the fixtures of the test have ended
+def pytest_runtest_teardown(item):
+    """Check the JSON that commands printed in this process, and the buckets of the test's managers.
+
+    Output in a fixture counts for the test that creates it. Every object of a bucket is decoded to the last record.
+    """
+    worlds, made = sys.modules.get("manager_world"), []
+    if worlds is not None:
+        made, worlds.World.made[:] = list(worlds.World.made), []
+    assert printed_json.take_wrong() == []
+    if made and item.get_closest_marker("damages_bucket") is None:
+        from bucket_truth import assert_sound
+
+        for world in made:
+            assert_sound(world.store)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -205,28 +234,6 @@ def commands_keep_their_clock():
 printed_json.watch()
 if sent_versions.VARIABLE in os.environ:
     sent_versions.watch(Path(os.environ[sent_versions.VARIABLE]))
-
-
-@pytest.fixture(autouse=True)
-def printed_json_keeps_its_schema():
-    """Check the JSON that commands printed in this process. Output in a fixture counts for the test that creates it."""
-    yield
-    assert printed_json.take_wrong() == []
-
-
-@pytest.fixture(autouse=True)
-def buckets_stay_sound(request):
-    """Decode every object of the buckets of a test's managers at the end, to the last record."""
-    yield
-    worlds = sys.modules.get("manager_world")
-    if worlds is None or not worlds.World.made:
-        return
-    made, worlds.World.made[:] = list(worlds.World.made), []
-    if request.node.get_closest_marker("damages_bucket") is None:
-        from bucket_truth import assert_sound
-
-        for world in made:
-            assert_sound(world.store)
 
 
 @pytest.fixture
