@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import confluent_kafka
 import pytest
@@ -136,3 +137,55 @@ def test_commands_change_the_topics_of_a_real_node_until_it_ends(node: Node) -> 
     with node.manager() as manager:
         assert manager.topics.get("new").properties == {"retention.ms": "1d"}
         assert manager.reader().offsets(T)[0] == 7
+
+
+def test_two_commands_share_a_group_and_leave_it_at_a_signal(node: Node) -> None:
+    quick = {"TIERED_GROUP_CONSUMER_HEARTBEAT_INTERVAL_MS": "100ms"}
+
+    def done(*words: str) -> str:
+        with command(node, *words) as process:
+            out, said = process.communicate(timeout=LIMIT_S)
+            assert process.returncode == 0, said
+        return out
+
+    def described() -> dict[str, Any]:
+        with command(node, "group", "describe", "g", "-o", "json") as process:
+            out, _ = process.communicate(timeout=LIMIT_S)
+        found: dict[str, Any] = json.loads(out) if out else {"state": None, "members": 0}  # before the first joins
+        return found
+
+    def produce(producer: confluent_kafka.Producer, name: str, *, is_committed: bool) -> set[str]:
+        values = {f"{name} {at}" for at in range(100)}
+        producer.begin_transaction()
+        for at, value in enumerate(sorted(values)):
+            producer.produce("shared", value, partition=at % 4)
+        producer.flush(LIMIT_S)
+        producer.commit_transaction(LIMIT_S) if is_committed else producer.abort_transaction(LIMIT_S)
+        return values
+
+    reading = ["consume", "shared", "--group", "g", "--follow", "--isolation", "read_committed", "--from", "start"]
+    with Daemon(node, (*FOR_EVER, "--kafka", ":0"), environ=quick) as daemon:
+        address = daemon.wait_for(lambda: re.search(r"serving Kafka clients at (\S+)", daemon.words), "an address")[1]
+        done("topic", "create", "shared", "-p", "4")
+        producer = confluent_kafka.Producer({"bootstrap.servers": address, "transactional.id": "one"})
+        producer.init_transactions(LIMIT_S)
+        expected = produce(producer, "first", is_committed=True)
+        with command(node, *reading) as a, command(node, *reading) as b:
+            wait_for(
+                lambda: True if (described()["state"], described()["members"]) == ("Stable", 2) else None,
+                "both have their share",
+            )
+            produce(producer, "aborted", is_committed=False)
+            expected |= produce(producer, "second", is_committed=True)
+            wait_for(
+                lambda: True if [each["lag"] for each in described()["offsets"]] == [0] * 4 else None, "all committed"
+            )
+            a.send_signal(signal.SIGTERM)
+            b.send_signal(signal.SIGINT)
+            shares = [process.communicate(timeout=LIMIT_S)[0].splitlines() for process in (a, b)]
+            assert (a.returncode, b.returncode) == (143, 130)
+        assert described()["members"] == 0
+        assert sorted([*shares[0], *shares[1]]) == sorted(expected), "each record once, none of an aborted transaction"
+        assert all(any(each.startswith("second") for each in share) for share in shares)
+        third = produce(producer, "third", is_committed=True)
+        assert set(done("consume", "shared", "--group", "g", "--isolation", "read_committed").splitlines()) == third

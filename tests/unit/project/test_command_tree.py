@@ -27,7 +27,7 @@ TREE: Mapping[str, str] = {
     "topic add-partitions": "NAME COUNT --dry-run",
     "topic delete": "NAME --dry-run",
     "append": "TARGET SOURCE -K= --jsonl --batch= --compression= --acks=",
-    "consume": "TARGET --from= -n= -f= -o=",
+    "consume": "TARGETS --from= -n= -f= -o=",
     "dump": "TARGET --batches --records --index --hex",
     "verify": "TARGETS --deep --remote --sample= --fix-index",
     "status": "TOPICS --watch --check --section=",

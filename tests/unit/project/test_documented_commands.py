@@ -25,7 +25,7 @@ def test_every_documented_command_parses() -> None:
         ("```sh\nseq 1 | sed 's/|/x/' | tiered append orders - -Q :\n```\n", "-Q"),
         ("```sh\ntiered view drop orders && tiered view bild orders > x  # and\n```\n", "bild"),
         ("```sh\ntiered consume orders --isolation commited\n```\n", "commited"),
-        ("```sh\ntiered consume orders 0\n```\n", "too many words"),
+        ("```sh\ntiered append orders - 0\n```\n", "too many words"),
         ("```sh\ntiered topic alter orders -X retenton.ms=7d\n```\n", "retenton.ms"),
         ("```sh\ntiered topic alter orders -X retention.ms=7days\n```\n", "7days"),
         ('```sh\neval "$(tiered completion bash --all)"\n```\n', "--all"),

@@ -15,7 +15,7 @@ import click
 from local.errors import InvalidRequest, LogError
 from local.names import TopicPartition
 from local.records.isolation import Isolation
-from tiered.cli.errors import Exit
+from tiered.cli.errors import Exit, stopped_code
 from tiered.cli.job_command import findings_code, report_findings
 from tiered.cli.options import (
     GROUP,
@@ -37,11 +37,12 @@ from tiered.cli.options import (
 )
 from tiered.cli.records import ConsumedRecord, parse_template
 from tiered.cli.render import PartitionRow, Result, Work, number, print_result, text, to_json
-from tiered.cli.session import UNNAMED, Session, confirm, now_ms
+from tiered.cli.session import UNNAMED, Session, confirm, now_ms, stop_signals
 from tiered.config.units import format_count, rfc3339
 from tiered.node.problems import UnreadPartitions, unread_rows
 
 if TYPE_CHECKING:
+    from local.format.record import StoredRecord
     from local.records.offset_spec import FoundOffset
     from tiered.manager.manager import LogManager
     from tiered.read.bucket_reader import RemoteLog
@@ -81,6 +82,10 @@ class _Place:
         if self.is_local and (self.url is not None or read_compacted):
             raise click.UsageError("--local reads only the log on this disk; remove --remote and --read-compacted")
 
+    def check_group(self, *, read_compacted: bool) -> None:
+        if self.is_local or self.url is not None or self.options or read_compacted:
+            raise click.UsageError("--group reads through the node; remove --local, --remote and --read-compacted")
+
     def following(self, session: Session, topic: str, isolation: Isolation) -> Following:
         from tiered.serve.node.following import Following
 
@@ -97,8 +102,12 @@ class _Place:
 @command("consume", example="consume orders/0 --from @-2h -n 10 -f '%o %k %v\\n'")
 def consume(
     session: Session,
-    target: str = argument("TOPIC[/PARTITION]"),
-    start: str = option("--from", "First position: start, end, OFFSET, -N, @TIME or @-2h.", default="start"),
+    targets: tuple[str, ...] = argument("TOPIC[/PARTITION]...", required=True),
+    start: str | None = option(
+        "--from",
+        "First position: start (the default), end, OFFSET, -N, @TIME or @-2h. With --group where no offset is "
+        "committed: start, end (the default), @TIME or @-2h.",
+    ),
     count: int | None = option("-n, --count", "Stop after this many records.", type=count_type(0)),
     template: str = option(
         "-f, --format", "Set the output template: %T %p %o %k %v %t %d %h, \\n \\t.", default="%v\\n"
@@ -115,17 +124,32 @@ def consume(
     ),
     view: str | None = option("--view NAME", "Choose another view than 'compacted' for --read-compacted."),
     follow: bool = option("--follow", "Continue with new records, until Ctrl-C or the count of -n."),
+    group: str | None = option("--group NAME", "Read whole topics as a member of this consumer group, and commit."),
     place: _Place = GROUP,
 ) -> int:
-    """Print the records of a partition, or of all partitions of a topic one after another, up to the log end."""
+    """Print the records of a partition, or of all partitions of a topic one after another, up to the log end.
+
+    With --group print the records after the committed offsets, and commit the offsets of printed records.
+    """
     place.check(read_compacted=read_compacted)
     if follow and read_compacted:
         raise click.UsageError("--follow reads the full log; remove --read-compacted")
     if view is not None and not read_compacted:
         raise click.UsageError("--view requires --read-compacted; without it the full log is read")
-    topic, number = parse_partition(target)
-    position = parse_position(start, now_ms())
-    show = parse_template(template)
+    show = parse_template(template) if output == "text" else _json_line
+    if group is not None:
+        place.check_group(read_compacted=read_compacted)
+        from tiered.serve.node.group_member import Wish, consume_group
+
+        at = _spec_of(parse_position(start or "end", now_ms()))
+        wish = Wish(group, targets, start=at, isolation=Isolation(isolation), count=count, follows=follow)
+        with stop_signals() as stop, session.node(stop, is_hasty=True) as node:
+            consume_group(node, wish, show, sys.stdout.buffer, stop, session.warn)
+        return stopped_code(stop) if stop.is_set else Exit.DONE
+    if len(targets) > 1:
+        raise click.UsageError(f"got unexpected extra argument ({targets[1]}); several topics require --group")
+    topic, number = parse_partition(targets[0])
+    position = parse_position(start or "start", now_ms())
     write = sys.stdout.buffer.write
     from tiered.read.bucket_reader import RemoteLog
 
@@ -147,15 +171,23 @@ def consume(
                     session.report_served_alone(source.problems, partitions)
                 records = following.records(reader, partitions, partial(first_offset, reader, position=position))
                 for partition, record in islice(records, None if count is None else count - following.count):
-                    if output == "jsonl":
-                        write(to_json(ConsumedRecord.of_stored(partition, record)).encode() + b"\n")
-                    else:
-                        write(show(partition, record))
+                    write(show(partition, record))
                 code = _report_inconsistencies(source, partitions) if isinstance(source, RemoteLog) else Exit.DONE
             if not follow or following.count == count:
                 return code
             sys.stdout.buffer.flush()
             following.wait()
+
+
+def _json_line(partition: TopicPartition, record: StoredRecord) -> bytes:
+    return to_json(ConsumedRecord.of_stored(partition, record)).encode() + b"\n"
+
+
+def _spec_of(position: Position) -> int:
+    """A position of any partition as Kafka's code or a time in ms."""
+    if position.offset is not None or position.last is not None:
+        raise click.UsageError("--from with --group is start, end, @TIME or @-2h: partitions have different offsets")
+    return _SPECS["start" if position.is_start else "end"] if position.timestamp_ms is None else position.timestamp_ms
 
 
 def _print_lost(reader: TieredReader, partitions: list[TopicPartition]) -> None:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tiered.read.bucket_reader import RemoteLog
     from tiered.serve.commands.unix_socket import NodeSocket
     from tiered.serve.endpoint_metrics import EndpointMetrics
-    from tiered.serve.handlers.service import Service
     from tiered.serve.security.security import Security
     from tiered.serve.workers import Worker
 
@@ -171,58 +170,51 @@ def serve(
 
 
 def _serve(session: Session, bucket: _Bucket, address: _Address, refresh_s: float, worker: Worker | None) -> int:
-    from tiered.serve.admin.bucket_configs import BucketConfigs
-    from tiered.serve.bucket_source import BucketSource
-    from tiered.serve.endpoint import joined, parse_endpoint, serving
-    from tiered.serve.handlers.service import BROKER_ID, Endpoint, Service
+    from tiered.serve.bucket_endpoint import serving_bucket
+    from tiered.serve.endpoint import parse_endpoint
+    from tiered.serve.endpoint_metrics import EndpointMetrics
 
     advertised = parse_endpoint("--advertise", address.advertised)
-    own = advertised or Endpoint(host=address.host, port=address.port)
-    group_node = parse_endpoint("--groups", address.groups)
+    group_node, metrics = parse_endpoint("--groups", address.groups), EndpointMetrics()
     with (
         stop_signals(reloads=True) as stop,
         address.protection.open(
             address.host, "--host", "--without-authentication", is_open=address.is_open
         ) as security,
         bucket.open(worker) as remote,
-        closing(BucketSource(remote, time.monotonic, refresh_s=refresh_s)) as source,
-        joined(own, address.peers, security) as peers,
-    ):
-        count = len(source.topics())  # an unreachable bucket ends the start
-        broker_id = BROKER_ID if peers is None else peers.own.broker_id
-        configs = BucketConfigs(source)
-        service = Service(
-            source=source,
-            prompt=source,
-            configs=configs,
+        _metrics(session, address.metrics, metrics),
+        serving_bucket(
+            remote,
+            address.host,
+            address.port,
+            advertised,
+            security,
+            peers=address.peers,
             group_node=group_node,
-            peers=peers,
-            broker_id=broker_id,
-            security=security,
-        )
-        with (
-            _metrics(session, address.metrics, service),
-            serving(service, address.host, address.port, advertised, is_shared=worker is not None) as server,
-        ):
-            if worker is None:
-                session.say("serving {} topics to Kafka clients at {}:{} until Ctrl-C".format(count, *server.address))
-            else:
-                worker.report_ready()
-            while not stop.is_set and not stop.wait(None, worker.parent_fd if worker is not None else None):
-                if stop.take_reload() and security is not None:
-                    security.reload()
+            refresh_s=refresh_s,
+            metrics=metrics,
+            is_shared=worker is not None,
+        ) as (server, count),
+    ):
+        if worker is None:
+            session.say("serving {} topics to Kafka clients at {}:{} until Ctrl-C".format(count, *server.address))
+        else:
+            worker.report_ready()
+        while not stop.is_set and not stop.wait(None, worker.parent_fd if worker is not None else None):
+            if stop.take_reload() and security is not None:
+                security.reload()
     return Exit.DONE
 
 
 @contextmanager
-def _metrics(session: Session, address: str | None, service: Service) -> Iterator[None]:
+def _metrics(session: Session, address: str | None, endpoint: EndpointMetrics) -> Iterator[None]:
     if address is None:
         yield
         return
     from tiered.observe.metrics import endpoint_text
     from tiered.web.http.server import MetricsServer, metrics_answer, parse_address
 
-    answers = {"/metrics": metrics_answer(lambda form: endpoint_text(service.metrics, form))}
+    answers = {"/metrics": metrics_answer(lambda form: endpoint_text(endpoint, form))}
     with closing(MetricsServer(*parse_address(address), answers)) as server:
         server.start()
         session.say(f"metrics at {server.root}metrics")

@@ -40,7 +40,6 @@ _SECTIONS = {
     "cost": ("dollars_per_month",),
 }
 _SYNC, _GROUPS = "sync", "groups"  # have their own rows
-_OFFSETS_TOPIC = "__consumer_offsets"  # `tiered.serve.groups.offsets_log.OFFSETS_TOPIC`
 _NAMES_MAX = 3
 _CLEAR = "\x1b[H\x1b[2J"  # cursor to home, clear the screen
 
@@ -227,12 +226,10 @@ def _repeat(show: Callable[[], int], pause_ms: int) -> int:
 
 
 def _groups(manager: LogManager, topics: Sequence[str]) -> tuple[list[GroupFigures] | None, Exception | None]:
-    if all(each.name != _OFFSETS_TOPIC for each in manager.topics.all()):
-        return [], None  # without slow imports
-    try:
-        from tiered.serve.node.group_lags import consumer_groups
+    from tiered.serve.node.directory_groups import groups_of_directory
 
-        found = consumer_groups(manager, now_ms(), topics)
+    try:
+        found = groups_of_directory(manager, now_ms(), topics)
     except (LogError, ImportError) as error:  # only a node needs the extra kafka
         return None, error
     return [

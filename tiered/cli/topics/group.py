@@ -101,16 +101,9 @@ def reset_offsets(
     """Commit other offsets for the group NAME, which must have no members."""
     from tiered.serve.node import group_calls
 
-    spec = parse_spec(to, now_ms())
-    names = [parse_partition(target) for target in targets]
+    spec, names = parse_spec(to, now_ms()), [parse_partition(target) for target in targets]
     with session.node(read_only=dry_run) as node:
-        wanted = [
-            each
-            for topic, at in names
-            for each in group_calls.partitions_of(node.client, topic)
-            if at in (None, each.partition)
-        ]
-        found = group_calls.find_offsets(node.client, dict.fromkeys(wanted, spec))
+        found = group_calls.find_targets(node.client, names, spec)
         before = {each.partition: each.committed for each in group_calls.group_offsets(node.client, name)}
         if not dry_run:
             confirm(f"reset {len(found)} offsets of the group {name}?", yes=yes)

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from local.errors import Conflict, InvalidRequest, LogError, NotFound, OffsetOutOfRange, Unavailable
 from local.names import TopicPartition
+from local.records.isolation import Isolation
 from tiered.serve.commands.client import Client
 from tiered.serve.groups.lag import PartitionLag, SeenGroup
 from tiered.serve.messages.base import Api, Error
@@ -48,6 +49,8 @@ _KINDS: Mapping[int, type[LogError]] = {
     Error.GROUP_ID_NOT_FOUND: NotFound,
     Error.UNKNOWN_TOPIC_OR_PARTITION: NotFound,
     Error.UNKNOWN_MEMBER_ID: Conflict,
+    Error.FENCED_MEMBER_EPOCH: Conflict,
+    Error.STALE_MEMBER_EPOCH: Conflict,
     Error.NON_EMPTY_GROUP: Conflict,
     Error.OFFSET_OUT_OF_RANGE: OffsetOutOfRange,
     Error.INVALID_GROUP_ID: InvalidRequest,
@@ -65,12 +68,22 @@ class GroupFacts(NamedTuple):
     members: int
 
 
+class Member(NamedTuple):
+    """A member of a group of the consumer protocol."""
+
+    member_id: str
+    epoch: int
+
+
+NO_MEMBER = Member("", -1)  # of a group without members
+
+
 def list_groups(client: Client) -> Sequence[ListedGroup]:
     def ask() -> tuple[int, Sequence[ListedGroup]]:
         response: ListGroupsResponse = client.call(Api.LIST_GROUPS, ListGroupsRequest())
         return response.error_code, response.groups
 
-    return _answered(ask, "cannot list the groups")
+    return answered(ask, "cannot list the groups")
 
 
 def describe_group(client: Client, group: str) -> GroupFacts:
@@ -91,7 +104,7 @@ def describe_group(client: Client, group: str) -> GroupFacts:
         (found,) = response.groups
         return found.error_code, GroupFacts("classic", found.group_state, len(found.members))
 
-    facts = _answered(ask, "cannot describe the group", group=group)
+    facts = answered(ask, "cannot describe the group", group=group)
     if facts.state == "Dead":
         raise NotFound("the group does not exist", group=group)
     return facts
@@ -99,17 +112,21 @@ def describe_group(client: Client, group: str) -> GroupFacts:
 
 def group_offsets(client: Client, group: str) -> list[PartitionLag]:
     """Every committed offset of the group, by partition."""
+    committed = committed_offsets(client, group)
+    ends = find_offsets(client, dict.fromkeys(committed, LATEST), may_lack=True)
+    return [
+        PartitionLag(partition=name, committed=offset, end=ends.get(name)) for name, offset in sorted(committed.items())
+    ]
+
+
+def committed_offsets(client: Client, group: str) -> dict[TopicPartition, int]:
 
     def ask() -> tuple[int, OffsetFetchResponseGroup]:
         (found,) = _fetched(client.call, [group])
         return found.error_code, found
 
-    response = _answered(ask, "cannot read the offsets of a group", group=group)
-    committed = _offsets_of(response, _topic_names(client.call))
-    ends = find_offsets(client, dict.fromkeys(committed, LATEST), may_lack=True)
-    return [
-        PartitionLag(partition=name, committed=offset, end=ends.get(name)) for name, offset in sorted(committed.items())
-    ]
+    response = answered(ask, "cannot read the offsets of a group", group=group)
+    return _offsets_of(response, _topic_names(client.call))
 
 
 def seen_groups(client: Client, *, timeout_s: float) -> list[SeenGroup]:
@@ -120,7 +137,7 @@ def seen_groups(client: Client, *, timeout_s: float) -> list[SeenGroup]:
     call = partial(client.call, timeout_s=timeout_s)
     response: ListGroupsResponse = call(Api.LIST_GROUPS, ListGroupsRequest())
     if response.error_code != Error.NONE:
-        raise _error_of(response.error_code, "cannot list the groups")
+        raise error_of(response.error_code, "cannot list the groups")
     listed = {each.group_id: each for each in response.groups}
     topic_names = _topic_names(call)
     found = []
@@ -152,7 +169,7 @@ def _committed(
         before = len(found)
         for each in _fetched(call, wanted):
             if each.error_code in _LOADING:
-                raise _error_of(each.error_code, "cannot read the offsets of a group", group=each.group_id)
+                raise error_of(each.error_code, "cannot read the offsets of a group", group=each.group_id)
             if each.error_code == Error.NONE:
                 found[each.group_id] = _offsets_of(each, topic_names)
             elif each.error_code != Error.POLICY_VIOLATION:
@@ -185,18 +202,34 @@ def _offsets_of(group: OffsetFetchResponseGroup, topic_names: Mapping[UUID | Non
 
 def partitions_of(client: Client, topic: str) -> list[TopicPartition]:
     """Raises NotFound for an unknown topic."""
-    (found,) = _metadata(client, MetadataRequestTopic(name=topic)).topics
+    (found,) = _metadata(client, [topic]).topics
     if found.error_code != Error.NONE:
-        raise _error_of(found.error_code, "topic not found", topic=topic)
+        raise error_of(found.error_code, "topic not found", topic=topic)
     return [TopicPartition(topic, each.partition_index) for each in found.partitions]
 
 
+def topic_ids(client: Client, topics: Sequence[str]) -> dict[str, UUID]:
+    """By name, without unknown topics."""
+    found = _metadata(client, topics).topics
+    return {
+        each.name: each.topic_id for each in found if each.name and each.topic_id is not None and not each.error_code
+    }
+
+
+def level_of(isolation: Isolation) -> int:
+    return int(isolation is Isolation.READ_COMMITTED)
+
+
 def find_offsets(
-    client: Client, specs: Mapping[TopicPartition, int], *, may_lack: bool = False
+    client: Client,
+    specs: Mapping[TopicPartition, int],
+    *,
+    may_lack: bool = False,
+    isolation: Isolation = Isolation.READ_UNCOMMITTED,
 ) -> dict[TopicPartition, int]:
     """The offset of a time in ms or a code of ListOffsets; with `may_lack` without unknown partitions.
 
-    A time after the newest record means the end.
+    A time after the newest record means the end, which is the last stable offset under READ_COMMITTED.
     """
     topics = tuple(
         ListOffsetsTopic(
@@ -212,7 +245,8 @@ def find_offsets(
     if not topics:
         return {}
     response: ListOffsetsResponse = client.call(
-        Api.LIST_OFFSETS, ListOffsetsRequest(replica_id=_CONSUMER, topics=topics)
+        Api.LIST_OFFSETS,
+        ListOffsetsRequest(replica_id=_CONSUMER, isolation_level=level_of(isolation), topics=topics),
     )
     found, after = {}, {}
     for topic in response.topics:
@@ -223,13 +257,24 @@ def find_offsets(
             elif each.error_code == Error.NONE and specs[name] >= 0:
                 after[name] = LATEST
             elif not may_lack:
-                raise _error_of(each.error_code, "cannot find an offset", partition=name)
-    return found | (find_offsets(client, after) if after else {})
+                raise error_of(each.error_code, "cannot find an offset", partition=name)
+    return found | (find_offsets(client, after, isolation=isolation) if after else {})
 
 
-def commit_offsets(client: Client, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-    """Commit for a group without members, durable on return. Raises Conflict for a group with members."""
-    ids = {each.name: each.topic_id for each in _metadata(client).topics}
+def find_targets(client: Client, targets: Sequence[tuple[str, int | None]], spec: int) -> dict[TopicPartition, int]:
+    """As `find_offsets`, for partitions, and for topics (None) with all their partitions. Raises NotFound."""
+    wanted = [each for topic, at in targets for each in partitions_of(client, topic) if at in (None, each.partition)]
+    return find_offsets(client, dict.fromkeys(wanted, spec))
+
+
+def commit_offsets(
+    client: Client, group: str, offsets: Mapping[TopicPartition, int], member: Member = NO_MEMBER
+) -> None:
+    """Commit for a member, or a group without members, durable on return.
+
+    Raises Conflict for a group with other members, and for a member that is not of this group any more.
+    """
+    ids = topic_ids(client, sorted({name.topic for name in offsets}))
     topics = tuple(
         OffsetCommitRequestTopic(
             name=topic,
@@ -244,21 +289,23 @@ def commit_offsets(client: Client, group: str, offsets: Mapping[TopicPartition, 
     )
 
     def ask() -> tuple[int, None]:
-        response: OffsetCommitResponse = client.call(
-            Api.OFFSET_COMMIT, OffsetCommitRequest(group_id=group, topics=topics)
+        request = OffsetCommitRequest(
+            group_id=group, generation_id_or_member_epoch=member.epoch, member_id=member.member_id, topics=topics
         )
+        response: OffsetCommitResponse = client.call(Api.OFFSET_COMMIT, request)
         codes = [each.error_code for topic in response.topics for each in topic.partitions]
         return next((code for code in codes if code != Error.NONE), Error.NONE), None
 
-    _answered(ask, "cannot change the offsets, the group may have members: stop its consumers", group=group)
+    answered(ask, "cannot change the offsets, the group may have other members: stop its consumers", group=group)
 
 
-def _metadata(client: Client, *topics: MetadataRequestTopic) -> MetadataResponse:
-    response: MetadataResponse = client.call(Api.METADATA, MetadataRequest(topics=topics or None))
+def _metadata(client: Client, topics: Sequence[str]) -> MetadataResponse:
+    request = MetadataRequest(topics=tuple(MetadataRequestTopic(name=each) for each in topics))
+    response: MetadataResponse = client.call(Api.METADATA, request)
     return response
 
 
-def _answered(ask: Callable[[], tuple[int, T]], attempt: str, **facts: object) -> T:
+def answered(ask: Callable[[], tuple[int, T]], attempt: str, **facts: object) -> T:
     """Ask until the coordinator has loaded, LOAD_S at most. Raises the error of its answer."""
     until_s = time.monotonic() + LOAD_S
     while True:
@@ -266,10 +313,10 @@ def _answered(ask: Callable[[], tuple[int, T]], attempt: str, **facts: object) -
         if code == Error.NONE:
             return found
         if code not in _LOADING or time.monotonic() >= until_s:
-            raise _error_of(code, attempt, **facts)
+            raise error_of(code, attempt, **facts)
         time.sleep(PAUSE_S)
 
 
-def _error_of(code: int, attempt: str, **facts: object) -> LogError:
+def error_of(code: int, attempt: str, **facts: object) -> LogError:
     name = code.name.lower() if isinstance(code, Error) else code
     return _KINDS.get(code, LogError)(attempt, **facts, error=name)

@@ -4,7 +4,7 @@
 |---|---|
 | a node runs | through its Unix socket; while it loads they are unknown |
 | no node, or a node of another user | from ``__consumer_offsets``, as the next start will |
-| no topic ``__consumer_offsets`` | there are none |
+| no topic ``__consumer_offsets`` | there are none (`directory_groups`) |
 
 Ends, log starts and retention come from the manager of the process that asks.
 """
@@ -58,8 +58,6 @@ def consumer_groups(
 
     Without `may_ask` no request is sent to the store. Raises Unavailable if they cannot be read now, and Corrupt.
     """
-    if all(each.name != OFFSETS_TOPIC for each in manager.topics.all()):
-        return []
     seen = _of_running_node(manager)
     seen = _stored(manager, now_ms, may_ask=may_ask) if seen is None else seen
     return group_lags(seen, _snapshots(manager, seen, now_ms), topics)

@@ -9,6 +9,7 @@ Each function is as durable, and at a crash as safe, as the library call in it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from types import MappingProxyType
 from typing import Any, get_type_hints
 
@@ -17,6 +18,7 @@ import msgspec
 from local.cleaner.cleaner_history import CleaningFigures
 from local.errors import InvalidRequest, LogError, Unavailable
 from local.names import TopicPartition
+from local.records.isolation import Isolation
 from tiered.jobs.topic_compaction import compact_topic
 from tiered.jobs.view_jobs import ViewStatus, build_views, drop_views, plan_views, view_status
 from tiered.maintenance.delete_records import plan_deletion
@@ -122,6 +124,20 @@ def delete_records(manager: LogManager, work: Work, *, offsets: list[tuple[Topic
     ]
 
 
+def find_batch(
+    manager: LogManager,
+    work: object,
+    *,
+    partition: TopicPartition,
+    offset: int,
+    end: int | None,
+    isolation: Isolation,
+) -> bool:
+    """Whether the partition has a batch at or above `offset`, below `end` (None: its end), over both tiers."""
+    with closing(manager.reader(isolation).batches(partition, offset, end)) as found:
+        return any(map(len, found))
+
+
 def compact(manager: LogManager, work: Work, *, topic: str, roll: bool) -> CompactedTopic:
     """Clean the closed segments of a topic on the disk."""
     names = manager.topics.get(topic).partitions()
@@ -188,6 +204,7 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
             delete_topic,
             drop_view,
             find_append,
+            find_batch,
             move_partition,
             plan_record_deletion,
         )

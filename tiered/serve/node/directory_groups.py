@@ -1,0 +1,23 @@
+"""The consumer groups of a directory for readers that show them, without slow imports where there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tiered.manager.manager import LogManager
+    from tiered.serve.groups.lag import GroupLag
+
+OFFSETS_TOPIC = "__consumer_offsets"  # `tiered.serve.groups.offsets_log.OFFSETS_TOPIC`
+
+
+def groups_of_directory(
+    manager: LogManager, now_ms: int, topics: Sequence[str] = (), *, may_ask: bool = True
+) -> list[GroupLag]:
+    """As `group_lags.consumer_groups`. Raises also ImportError, if there may be groups and kio is not installed."""
+    if all(each.name != OFFSETS_TOPIC for each in manager.topics.all()):
+        return []
+    from tiered.serve.node.group_lags import consumer_groups
+
+    return consumer_groups(manager, now_ms, topics, may_ask=may_ask)
