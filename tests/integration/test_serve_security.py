@@ -49,6 +49,7 @@ pytestmark = [
 ]
 MECHANISMS = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 COUNT, LIMIT_S = 20, 30.0
+BOOTSTRAP_S = {"kafka-python": LIMIT_S}  # a refused client uses all of it
 ACL = """
 [[acl]]
 principal = ["User:alice", "User:CN=reader,O=tests"]
@@ -105,7 +106,7 @@ def by_kafka_python(address: str, ca: Path, mechanism: str, user: str, secret: s
         sasl_plain_password=secret,
         sasl_oauth_token_provider=Tokens(),
         fetch_max_wait_ms=50,
-        bootstrap_timeout_ms=5000,
+        bootstrap_timeout_ms=int(BOOTSTRAP_S["kafka-python"] * 1000),
     )
     try:
         here = kafka.TopicPartition("orders", 0)
@@ -208,8 +209,14 @@ REFUSALS = [(m, c) for m in MECHANISMS for c in CLIENTS if (m, c) != ("OAUTHBEAR
 
 @pytest.mark.parametrize(("mechanism", "consume"), REFUSALS)
 def test_a_wrong_password_and_an_expired_token_are_refused(
-    place: Place, bucket: RemoteLog, mechanism: str, consume: Consume, caplog: pytest.LogCaptureFixture
+    place: Place,
+    bucket: RemoteLog,
+    mechanism: str,
+    consume: Consume,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setitem(BOOTSTRAP_S, "kafka-python", 5.0)
     secret = token(exp=int(time.time()) - 60) if mechanism == "OAUTHBEARER" else "wrong-secret"
     with serving(place, bucket) as server, pytest.raises(REFUSED):
         consume(address(server), place.authority.file, mechanism, "alice", secret)
@@ -312,6 +319,7 @@ def test_many_tls_clients_at_once_are_all_served(place: Place) -> None:
         writer.write(struct.pack(">i", len(METADATA)) + METADATA)
         data = await reader.readexactly(int.from_bytes(await reader.readexactly(4)))
         writer.close()
+        await writer.wait_closed()  # else its transport may outlive the event loop
         return data
 
     async def all_of_them(port: int) -> list[bytes]:
