@@ -318,8 +318,6 @@ class Pipeline:
     race: Race
     client: str
     source: str
-    committed: int = 0
-    aborted: int = 0
     known: dict[int, int] = field(default_factory=dict)  # committed offsets by partition
 
     @property
@@ -403,11 +401,11 @@ class Pipeline:
             self._done(len(messages))
         else:
             producer.abort_transaction(WAIT_S)
-            self.aborted += 1
+            self.race.count("transactions aborted")
         return commits
 
     def _done(self, count: int) -> None:
-        self.committed += 1
+        self.race.count("transactions committed")
         self.race.count("records in transactions", count)
 
     async def _by_aiokafka(self, address: str, draw: Callable[[], float]) -> None:
@@ -444,7 +442,7 @@ class Pipeline:
                 await asyncio.wait_for(producer.send_offsets_to_transaction(at, self.group), WAIT_S)
                 if not commits:
                     await asyncio.wait_for(producer.abort_transaction(), WAIT_S)
-                    self.aborted += 1
+                    self.race.count("transactions aborted")
                     return  # and begin at the committed offsets
                 await asyncio.wait_for(producer.commit_transaction(), WAIT_S)
                 self._done(sum(map(len, found.values())))

@@ -20,8 +20,9 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -44,7 +45,7 @@ from racing_clients import (  # noqa: E402
 )
 from serve_commands import JAVA_GROUP, Commands, Java, Trimmed  # noqa: E402
 from serve_truth import check_all, check_commands  # noqa: E402
-from serve_world import LIMIT_S, PARTITIONS, RETENTION_MS, Race, Worker, World, now_ms  # noqa: E402
+from serve_world import LIMIT_S, PARTITIONS, PROGRAM, RETENTION_MS, Race, Worker, World, now_ms  # noqa: E402
 
 from tiered.demo.s3_endpoint import S3Endpoint  # noqa: E402
 
@@ -62,24 +63,45 @@ TOPICS: dict[str, dict[str, str]] = {
 }
 
 
-def race_once(seed: int, seconds: float, home: Path, *, rate: float = 150, java: Kafka | None = None) -> Race:
-    """Run one race in a new directory; `Race.wrong` has the broken promises."""
+def race_once(
+    seed: int,
+    seconds: float,
+    home: Path,
+    *,
+    rate: float = 150,
+    java: Kafka | None = None,
+    program: Sequence[str] = PROGRAM,
+    is_enough: Callable[[Race, World], bool] = lambda race, world: True,
+) -> Race:
+    """Run one race in a new directory; `Race.wrong` has the broken promises. `program` runs the node.
+
+    The race takes `seconds`, and longer until `is_enough`.
+    """
     race = Race(seed, seconds)
     rng = race.random("settings")
     with ExitStack() as stack:
         endpoint = stack.enter_context(S3Endpoint())
-        world = World(race, home, endpoint, segment=rng.choice(("24KiB", "64KiB", "256KiB")))
+        segment = rng.choice(("24KiB", "64KiB", "256KiB"))
+        world = World(race, home, endpoint, segment=segment, program=program)
         stack.callback(world.close)
         with world.home.manager() as manager:
             for topic, settings in TOPICS.items():
                 manager.topics.create(topic, PARTITIONS, settings, now_ms=now_ms())
         for each in (world.node, *world.replicas):
             each.start()
-        _run(race, world, home, rate, java, stack)
+        _run(race, world, home, rate, java, stack, partial(is_enough, race, world))
     return race
 
 
-def _run(race: Race, world: World, home: Path, rate: float, kafka: Kafka | None, stack: ExitStack) -> None:
+def _run(
+    race: Race,
+    world: World,
+    home: Path,
+    rate: float,
+    kafka: Kafka | None,
+    stack: ExitStack,
+    is_enough: Callable[[], bool],
+) -> None:
     address = world.node.address
     sent = {topic: Sent(race, topic, rate) for topic in PLAIN}
     sent |= {name: Sent(race, name, rate / 3) for name in ("short", "trimmed")}
@@ -115,6 +137,9 @@ def _run(race: Race, world: World, home: Path, rate: float, kafka: Kafka | None,
         shortest = max(2.0, race.seconds / 40)
         kills = Worker(race, "kills", lambda: world.kill_now_and_then((shortest, shortest * 3)))
     time.sleep(race.seconds)
+    due_s = time.monotonic() + LIMIT_S
+    while not is_enough() and time.monotonic() < due_s:
+        time.sleep(0.1)
     race.stop.set()
     for each in (kills, *workers, measuring):
         if each is not None:
@@ -159,8 +184,6 @@ def _finish(
         if "Traceback" in said or "internal error" in said:
             race.broken(f"a traceback in {each.log.name}: {said[max(0, said.find('Traceback') - 500) :][:3000]}")
         race.count(f"error lines of {each.log.stem}", said.count(" ERROR "))
-    race.counts["transactions committed"] = sum(each.committed for each in pipelines)
-    race.counts["transactions aborted"] = sum(each.aborted for each in pipelines)
     race.counts["rss MB, max"] = int(world.node.rss_max_mb)
     race.counts["rss MB of replicas, max"] = int(max(each.rss_max_mb for each in world.replicas))
     if world.node.rss_max_mb > RSS_MAX_MB:

@@ -31,6 +31,7 @@ PARTITIONS = 2
 RETENTION_MS = 20_000  # of the topic `short`
 BROKEN_MAX = 5  # of one kind that are printed
 HELD = 5  # exit code of a node while a command has the directory
+PROGRAM = ("-m", "tiered")
 
 
 def now_ms() -> int:
@@ -93,8 +94,10 @@ def environment() -> dict[str, str]:
 class Process:
     """A command of the project that serves Kafka clients at one port for its whole life."""
 
-    def __init__(self, race: Race, log: Path, words: Callable[[int], Sequence[str]]) -> None:
-        self._race, self.log, self._words, self.port = race, log, words, 0
+    def __init__(
+        self, race: Race, log: Path, words: Callable[[int], Sequence[str]], program: Sequence[str] = PROGRAM
+    ) -> None:
+        self._race, self.log, self._words, self._program, self.port = race, log, words, program, 0
         self._process: subprocess.Popen[bytes] | None = None
         self.down_s: list[tuple[float, float]] = []  # from and to: it does not serve
         self._down_since_s: float | None = time.monotonic()
@@ -111,7 +114,7 @@ class Process:
             assert time.monotonic() < due_s, f"it does not start: {self.log.read_text()[-2000:]}"
             at = self.log.stat().st_size if self.log.exists() else 0
             with self.log.open("ab") as out:
-                words = [sys.executable, "-m", "tiered", *self._words(self.port)]
+                words = [sys.executable, *self._program, *self._words(self.port)]
                 self._process = subprocess.Popen(
                     words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment(), start_new_session=True
                 )
@@ -157,7 +160,10 @@ class Process:
 class World:
     """A node with its bucket and two replicas. A context manager."""
 
-    def __init__(self, race: Race, home: Path, endpoint: S3Endpoint, *, segment: str) -> None:
+    def __init__(
+        self, race: Race, home: Path, endpoint: S3Endpoint, *, segment: str, program: Sequence[str] = PROGRAM
+    ) -> None:
+        """`program` runs the node, and nothing else."""
         (home / "node").mkdir(parents=True)
         self.race, self.endpoint, self.bucket = race, endpoint, f"{BUCKET}-{race.seed}"
         endpoint.create_bucket(self.bucket)
@@ -174,7 +180,7 @@ class World:
             "group.initial.rebalance.delay.ms": "200",
         }
         self.home.configure()
-        self.node = Process(race, home / "node.log", self._run)
+        self.node = Process(race, home / "node.log", self._run, program)
         self.replicas = [Process(race, home / f"replica-{number}.log", self._serve) for number in range(2)]
 
     @property
