@@ -48,7 +48,8 @@ def resident_mb() -> float:
 
 def main() -> None:
     cpu, memory, modules = cpu_ms(), resident_mb(), len(sys.modules)
-    from tiered.web.http.server import LOOPBACK, MetricsServer
+    from tiered.serve.security.addresses import LOOPBACK
+    from tiered.web.http.server import MetricsServer
 
     print(f"import: {cpu_ms() - cpu:.0f} ms {resident_mb() - memory:.1f} MB {len(sys.modules) - modules} modules")
     cpu, memory = cpu_ms(), resident_mb()

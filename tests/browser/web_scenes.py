@@ -13,9 +13,10 @@ from local.format.record import Record
 from local.names import TopicPartition
 from local.storage import replace_file
 from tiered.manager.manager import LogManager
+from tiered.serve.security.addresses import LOOPBACK
 from tiered.service.worker import Worker
 from tiered.status.tier_history import FILE, TierPoint, TierSeries
-from tiered.web.http.server import LOOPBACK, MetricsServer
+from tiered.web.http.server import MetricsServer
 from tiered.web.http.serving import EXCHANGE_S
 from tiered.web.pages.site import Site
 

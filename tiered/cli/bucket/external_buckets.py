@@ -425,7 +425,8 @@ def _serving(address: str | None, figures: AdoptMetrics, hosts: tuple[str, ...])
         return
     from http import HTTPStatus
 
-    from tiered.web.http.server import MetricsServer, metrics_answer, parse_address
+    from tiered.serve.security.addresses import parse_address
+    from tiered.web.http.server import MetricsServer, metrics_answer
 
     def health(accept: str) -> tuple[HTTPStatus, str, str]:
         status = HTTPStatus.OK if figures.is_well else HTTPStatus.SERVICE_UNAVAILABLE

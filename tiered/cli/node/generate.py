@@ -293,7 +293,7 @@ def systemd(
     metrics: str = option("--metrics [HOST]:PORT", "Set the address for metrics.", default=":9464"),
 ) -> None:
     """Print a systemd unit for `tiered run` in this directory."""
-    from tiered.web.http.server import parse_address
+    from tiered.serve.security.addresses import parse_address
 
     parse_address(metrics)
     if not _USER.fullmatch(user):

@@ -32,6 +32,7 @@ from tiered.config.clock_guard import ClockGuard, counted_ms
 from tiered.config.properties import JUMP_HOLD
 from tiered.config.units import counted, format_ms
 from tiered.node.problems import group_problems, problems_of, read_report
+from tiered.serve.security.addresses import is_loopback, own_names, parse_address
 
 if TYPE_CHECKING:
     from remote.manifest.manifest_memory_cache import ManifestMemoryCache
@@ -182,7 +183,7 @@ def _worked(
 
 @contextmanager
 def _served(session: Session, address: str, worker: Worker, figures: Metrics, access: AccessControl) -> Iterator[None]:
-    from tiered.web.http.server import MetricsServer, health_answer, is_loopback, metrics_answer, parse_address
+    from tiered.web.http.server import MetricsServer, health_answer, metrics_answer
     from tiered.web.pages.site import Site
 
     metrics = metrics_answer(lambda form: figures.text(now_ms(), form))
@@ -315,7 +316,7 @@ def serving_pages(session: Session, option: str, listen: str, pages: Pages, acce
 
     Raises InvalidRequest for an unusable address, token or certificate, NotFound for a missing file.
     """
-    from tiered.web.http.server import WebServer, is_loopback, parse_address
+    from tiered.web.http.server import WebServer
 
     host, port = parse_address(listen)
     gate, made = _gate(access, is_open=not is_loopback(host))
@@ -344,7 +345,7 @@ def _gate(access: AccessControl, *, is_open: bool) -> tuple[Gate, str | None]:
     import secrets
 
     from tiered.config.user_files import read_given
-    from tiered.web.http.server import Gate, check_token, own_names
+    from tiered.web.http.server import Gate, check_token
 
     names, path = [*access.hosts, *(own_names() if is_open else ())], access.token_file
     if path is not None:

@@ -15,6 +15,7 @@ import click
 from tiered.cli.errors import Exit
 from tiered.cli.options import GROUP, argument, command, duration_ms, option, size_bytes
 from tiered.cli.session import Session, now_ms, stop_signals, store_options
+from tiered.serve.security.addresses import LOOPBACK, is_loopback, parse_address
 
 if TYPE_CHECKING:
     from tiered.manager.manager import LogManager
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from tiered.serve.security.security import Security
     from tiered.serve.workers import Worker
 
-_LOOPBACK = "127.0.0.1"
 _CACHE_SIZE = "10GiB"
 
 
@@ -68,8 +68,6 @@ class _Protection:
 
         with secured(self.file, time.monotonic, time.time) as security:
             if host is not None:
-                from tiered.web.http.server import is_loopback
-
                 is_permitted = is_open or is_loopback(host)
                 check_permitted(listen, permission, is_permitted=is_permitted, security=security)
             yield security
@@ -79,7 +77,7 @@ class _Protection:
 class _Address:
     """The address to listen at, and the one that clients are given."""
 
-    host: str = option("--host HOST", "Listen at this address.", default=_LOOPBACK)
+    host: str = option("--host HOST", "Listen at this address.", default=LOOPBACK)
     port: int = option(
         "--port PORT", "Listen at this port; 0: any free port.", type=click.IntRange(0, 65535), default=9092
     )
@@ -123,8 +121,6 @@ class NodeAddress:
 
         host, port = None, 0
         if self.listen is not None:
-            from tiered.web.http.server import parse_address
-
             host, port = parse_address(self.listen)
         permission = "--kafka-without-authentication"
         with (
@@ -212,7 +208,7 @@ def _metrics(session: Session, address: str | None, endpoint: EndpointMetrics) -
         yield
         return
     from tiered.observe.metrics import endpoint_text
-    from tiered.web.http.server import MetricsServer, metrics_answer, parse_address
+    from tiered.web.http.server import MetricsServer, metrics_answer
 
     answers = {"/metrics": metrics_answer(lambda form: endpoint_text(endpoint, form))}
     with closing(MetricsServer(*parse_address(address), answers)) as server:

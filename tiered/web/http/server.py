@@ -27,10 +27,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import ipaddress
 import logging
 import secrets
-import socket
 import threading
 import time
 import traceback
@@ -52,6 +50,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from local.errors import InvalidRequest, Unavailable
 from tiered.observe.metrics import Form, form_of
+from tiered.serve.security.addresses import is_address, is_loopback, own_names
 from tiered.serve.security.tls import Tls
 from tiered.web.html import HTML_TYPE, Answered, render_bare
 from tiered.web.http.serving import MANIFEST_BYTES_MAX, ServerInThread
@@ -59,15 +58,12 @@ from tiered.web.pages.manager_cache import DataLoader
 
 ANSWER_S = 10.0
 ANSWERS_MAX = 32
-LOOPBACK = "127.0.0.1"
 FORM_MAX = 4096
 OPEN = frozenset({"/page.css", "/page.js", "/favicon.svg", "/favicon.ico"})  # assets of the token form
 FIGURES_S = ANSWER_S - 1  # Prometheus waits ten seconds for a scrape by default
 TEXT_TYPE = "text/plain; charset=utf-8"
 TOKEN_LETTERS_MIN = 16
 COOKIE = "tiered-session"
-LOOK_UP_S = 2.0
-_PORT_DIGITS = 5
 _NOT_HERE = "This server does not serve this host name. Add it with --host NAME."
 
 Pages = Callable[[str], Answered]  # of a path with its query
@@ -231,7 +227,7 @@ class Gate:
     def is_host(self, header: str) -> bool:
         """Whether a Host header names this server. A plain address passes: a name server cannot forge it."""
         name = host_name(header).casefold()
-        return name in self._hosts or is_loopback(name) or (self.wants_token and _is_address(name))
+        return name in self._hosts or is_loopback(name) or (self.wants_token and is_address(name))
 
     def is_own(self, headers: Mapping[str, str]) -> bool:
         origin = headers.get("Origin")
@@ -253,40 +249,10 @@ class Gate:
         return f"{COOKIE}={self._session}; HttpOnly; SameSite=Strict; Path=/{'; Secure' if is_encrypted else ''}"
 
 
-def own_names() -> set[str]:
-    """Return this machine's names; without the full name if its look-up takes longer than LOOK_UP_S."""
-    name, found = socket.gethostname(), list[str]()
-    looking = threading.Thread(target=lambda: found.append(socket.getfqdn()), name="tiered-own-name", daemon=True)
-    looking.start()
-    looking.join(LOOK_UP_S)
-    return {name, name.partition(".")[0], *found}
-
-
 def names_here(header: str, hosts: Collection[str]) -> bool:
     """Whether a Host header is one of `hosts` (lower case), this machine, an address, or empty."""
     name = host_name(header).casefold()
-    return not name or name == "localhost" or name in hosts or _is_address(name)
-
-
-def is_loopback(host: str) -> bool:
-    return host.casefold() == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Parse ``:9464`` (loopback), ``0.0.0.0:9464`` (all) or ``[::1]:9464``. Raises InvalidRequest."""
-    host, colon, port = text.rpartition(":")
-    is_number = port.isascii() and port.isdigit() and len(port) <= _PORT_DIGITS
-    if not colon or not is_number or int(port) > 65535 or (":" in host and not host.startswith("[")):
-        raise InvalidRequest("invalid address", text=repr(text), expected="[HOST]:PORT, such as :9464")
-    return host.strip("[]") or LOOPBACK, int(port)
+    return not name or name == "localhost" or name in hosts or is_address(name)
 
 
 def host_name(header: str) -> str:

@@ -21,10 +21,11 @@ from remote.manifest import commit_protocol
 from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
 from tiered.observe.metrics import BY_NAME, CACHE_MS, METRICS, Form, Kind, Metrics, Sample, exposition, form_of
+from tiered.serve.security import addresses
+from tiered.serve.security.addresses import LOOPBACK, parse_address
 from tiered.service.observations import Histogram, Observations, open_observed
 from tiered.service.worker import Worker
-from tiered.web.http import server as gate
-from tiered.web.http.server import LOOPBACK, MetricsServer, health_answer, metrics_answer, parse_address
+from tiered.web.http.server import MetricsServer, health_answer, metrics_answer
 
 MINUTE = 60_000
 
@@ -550,10 +551,10 @@ def test_unresponsive_name_server_does_not_delay_the_start(monkeypatch: pytest.M
         assert never.wait(60)
         return "too.late.example.net"
 
-    monkeypatch.setattr(gate, "LOOK_UP_S", 0.05)
+    monkeypatch.setattr(addresses, "LOOK_UP_S", 0.05)
     monkeypatch.setattr(socket, "gethostname", lambda: "node-7.example.net")
     monkeypatch.setattr(socket, "getfqdn", getfqdn)
-    assert gate.own_names() == {"node-7.example.net", "node-7"}
+    assert addresses.own_names() == {"node-7.example.net", "node-7"}
     assert asked.wait(60)
     never.set()
 

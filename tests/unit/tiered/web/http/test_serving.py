@@ -20,8 +20,9 @@ import pytest
 from raw_clients import LIMIT_S, SECRET, Raw, ask, echo, served
 
 from local.errors import InvalidRequest
+from tiered.serve.security.addresses import LOOPBACK
 from tiered.service.observations import JsonFormatter
-from tiered.web.http.server import LOOPBACK, Gate, MetricsServer, WebServer
+from tiered.web.http.server import Gate, MetricsServer, WebServer
 from tiered.web.http.serving import END_S, Listener, ServerInThread, Tls
 
 TOKEN = "a token of some length"

@@ -16,10 +16,11 @@ from local.errors import Corrupt
 from local.names import TopicPartition
 from remote.manifest import commit_protocol
 from remote.manifest.page_out import PageRule
+from tiered.serve.security.addresses import LOOPBACK
 from tiered.service.worker import Worker
 from tiered.status.status_report import StatusReport, status_report
 from tiered.web.html import asset, render_bare
-from tiered.web.http.server import LOOPBACK, MetricsServer
+from tiered.web.http.server import MetricsServer
 from tiered.web.pages.overview import found_topics, overview
 from tiered.web.pages.segment_map import local_pieces, remote_pieces
 
