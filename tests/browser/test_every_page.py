@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 import pytest
 from headless import DESKTOP, NARROW, PHONE, Chromium, Tab
@@ -13,8 +13,9 @@ from web_scenes import EVIL, PARTITIONS, SEGMENTS, TOPICS
 
 pytestmark = pytest.mark.browser
 
-SECTIONS = {"/", "/plan", "/cost", "/compaction", "/troubles"}
+SECTIONS = {"/", "/plan", "/cost", "/compaction", "/groups", "/troubles"}
 KINDS = SECTIONS | {"/topics/TOPIC", "/topics/TOPIC/N"}
+GROUP = "/groups/GROUP"  # in the scenes with a group
 NODES_MAX, BYTES_MAX = 3500, 250_000  # of any page, for a deployment of any size
 
 
@@ -22,6 +23,7 @@ def kind_of(address: str) -> str:
     """The kind of an address: addresses that differ only in names and numbers have the same kind."""
     parts = urlsplit(address)
     path = re.sub(r"^/topics/[^/]+", "/topics/TOPIC", parts.path)
+    path = re.sub(r"^/groups/[^/]+", GROUP, path)
     names = sorted({name for name, _ in parse_qsl(parts.query)})
     return re.sub(r"/[0-9]+\b", "/N", path) + ("?" + "&".join(names) if names else "")
 
@@ -80,6 +82,7 @@ def test_every_page_loads_without_errors_or_outside_requests_and_is_accessible(
         assert len(tab.asked) >= 3 * len(seen), "requests must be recorded: the page, its style, its script"
         assert tab.js("window.hit") is None
     assert seen >= (SECTIONS if name == "empty" else KINDS)
+    assert (GROUP in seen) is (name in ("aged", "evil"))
 
 
 def test_every_page_is_usable_with_the_tab_key(chromium: Chromium, scenes) -> None:
@@ -116,7 +119,7 @@ def test_search_is_usable_with_the_keyboard_and_shows_its_results(chromium: Chro
 
 def test_untrusted_text_is_escaped_on_every_page(chromium: Chromium, scenes) -> None:
     with chromium.open(scenes("evil").root) as tab:
-        for address in ("/", "/troubles", "/topics/t", "/topics/t/0"):
+        for address in ("/", "/troubles", "/topics/t", "/topics/t/0", "/groups", f"/groups/{quote(EVIL, safe='')}"):
             tab.go(address)
             assert EVIL in tab.text(), address
         for address, words in [

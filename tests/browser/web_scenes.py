@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Callable
 
+from group_samples import commit
 from manager_world import COMPACTED, DAY, NOW, TIERED, SwitchableStore, World, send
 
 from local.errors import Corrupt, Unavailable
@@ -121,7 +122,7 @@ def busy() -> Scene:
 
 
 def aged() -> Scene:
-    """History notes of three years, with gaps of a month and an afternoon, and one hour without a bucket."""
+    """History notes of three years with gaps, one hour of them without a bucket, and two consumer groups."""
     scene = busy()
     day, series = 86_400_000, TierSeries()
     days = [NOW - at * day for at in range(1090, 31, -1) if not 200 < at < 230]
@@ -143,13 +144,16 @@ def aged() -> Scene:
         )
         series.add(point, {"orders": point})
     replace_file(scene.world.disk, f"./data/{FILE}", series.encoded())
+    commit(scene.manager, "billing", {TopicPartition("orders", 0): 80, TopicPartition("orders", 1): 0})
+    commit(scene.manager, "a.group-of-a-deleted-topic", {TopicPartition("deleted", 0): 7})
     return scene
 
 
 def evil() -> Scene:
-    """Messages that are HTML, which no topic name can be."""
+    """Messages and a group that are HTML, which no topic name can be."""
     scene = Scene()
     scene.manager.topics.create("t", 1, {}, now_ms=NOW)
+    commit(scene.manager, EVIL, {TopicPartition("t", 0): 0})
     scene.manager.partitions.problems = {TopicPartition("t", 0): Corrupt(EVIL)}
     return scene
 

@@ -27,7 +27,8 @@ SOON_S = 8  # refresh interval while data is not ready
 ROWS_ON_A_PAGE = 100
 GROUPS_SHOWN = 5  # problems at the top of a page
 MEMBERS_SHOWN = 50  # of an opened group
-SECTIONS = {"/": "Overview", "/plan": "Plan", "/cost": "Cost lab", "/compaction": "Compaction", "/troubles": "Troubles"}
+SECTIONS = {"/": "Overview", "/plan": "Plan", "/cost": "Cost lab", "/compaction": "Compaction"}
+SECTIONS |= {"/groups": "Groups", "/troubles": "Troubles"}
 
 HTML_TYPE = "text/html; charset=utf-8"
 T = TypeVar("T")
@@ -95,6 +96,10 @@ def partition_path(name: TopicPartition) -> str:
     return f"{topic_path(name.topic)}/{name.partition}"
 
 
+def group_path(group: str) -> str:
+    return f"/groups/{quote(group, safe='')}"
+
+
 def stamp(ms: int) -> str:
     try:
         return datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -139,6 +144,7 @@ _ENVIRONMENT.filters |= {
     "since": since,
     "topic_path": topic_path,
     "partition_path": partition_path,
+    "group_path": group_path,
 }
 _ENVIRONMENT.globals |= {
     "link": link,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 
+from local.errors import NotFound
 from local.names import TopicPartition
 from policies.snapshot import PartitionSnapshot
 from remote.segment_entry import SegmentEntry
@@ -20,14 +21,27 @@ GROUPS_MAX = 1_000  # with metrics of their own, by name
 SERIES_MAX = 2_000  # partitions of groups with metrics of their own
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The member that has a partition."""
+
+    member_id: str
+    client_id: str
+    host: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenGroup:
-    """A group as its coordinator knows it. `state` has Kafka's name; `members` or `committed` None: unknown."""
+    """A group as its coordinator knows it. `state` has Kafka's name; `members` or `committed` None: unknown.
+
+    `owners` has the partitions with a known member.
+    """
 
     group: str
     state: str
     members: int | None
     committed: Mapping[TopicPartition, int] | None
+    owners: Mapping[TopicPartition, Owner] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +69,40 @@ class PartitionLag:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRow:
+    """A partition of a group as a page shows it. None: unknown; `member` None: also without a member."""
+
+    partition: TopicPartition
+    committed: int | None = None
+    end: int | None = None
+    lag: int | None = None
+    expired: int | None = None
+    retention_used: float | None = None
+    member: Owner | None = None
+
+    def facts(self) -> dict[str, object]:
+        """For JSON."""
+        return {
+            "topic": self.partition.topic,
+            "partition": self.partition.partition,
+            "committed": self.committed,
+            "end": self.end,
+            "lag": self.lag,
+            "expired_offsets": self.expired,
+            "retention_used": self.retention_used,
+            "member": asdict(self.member) if self.member is not None else None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLag:
-    """A group with its partitions, by name. `partitions` None: unknown."""
+    """A group with its partitions, by name. `partitions` None: unknown. `owners`: as of `SeenGroup`."""
 
     group: str
     state: str
     members: int | None
     partitions: tuple[PartitionLag, ...] | None
+    owners: Mapping[TopicPartition, Owner] = field(default_factory=dict)
 
     @property
     def partition_count(self) -> int | None:
@@ -81,6 +122,55 @@ class GroupLag:
         shares = [each.retention_used for each in self.partitions or () if each.retention_used is not None]
         return max(shares, default=None)
 
+    def rows(self) -> list[GroupRow]:
+        """The partitions with a committed offset or a member, by name."""
+        known = {each.partition: each for each in self.partitions or ()}
+        found = []
+        for name in sorted(known.keys() | self.owners.keys()):
+            at, member = known.get(name), self.owners.get(name)
+            if at is None:
+                found.append(GroupRow(partition=name, member=member))
+                continue
+            row = GroupRow(
+                partition=name,
+                committed=at.committed,
+                end=at.end,
+                lag=at.lag,
+                expired=at.expired,
+                retention_used=at.retention_used,
+                member=member,
+            )
+            found.append(row)
+        return found
+
+    def facts(self) -> dict[str, object]:
+        """For JSON, under the names of ``tiered status``."""
+        return {
+            "group": self.group,
+            "state": self.state,
+            "members": self.members,
+            "partitions": self.partition_count,
+            "lag": self.lag,
+            "expired_offsets": self.expired,
+            "retention_used": self.retention_used,
+        }
+
+
+def find_group(groups: Sequence[GroupLag], name: str) -> GroupLag:
+    """Raises NotFound."""
+    for each in groups:
+        if each.group == name:
+            return each
+    raise NotFound("consumer group not found", group=name)
+
+
+def group_facts(groups: Sequence[GroupLag], names: Sequence[str]) -> dict[str, object]:
+    """For JSON: the group in `names` with its partitions, or all groups without a name. Raises NotFound."""
+    if not names:
+        return {"groups": [each.facts() for each in groups]}
+    group = find_group(groups, names[0])
+    return {**group.facts(), "offsets": [each.facts() for each in group.rows()]}
+
 
 def group_lags(
     groups: Sequence[SeenGroup], snapshots: Mapping[TopicPartition, PartitionSnapshot], topics: Sequence[str] = ()
@@ -95,7 +185,11 @@ def group_lags(
             if topics and not wanted:
                 continue
             partitions = tuple(lags.of(name, offset) for name, offset in wanted)
-        found.append(GroupLag(group=group.group, state=group.state, members=group.members, partitions=partitions))
+        owners = {name: each for name, each in group.owners.items() if not topics or name.topic in topics}
+        lag = GroupLag(
+            group=group.group, state=group.state, members=group.members, partitions=partitions, owners=owners
+        )
+        found.append(lag)
     return found
 
 

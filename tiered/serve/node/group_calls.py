@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
@@ -12,10 +13,15 @@ from local.errors import Conflict, InvalidRequest, LogError, NotFound, OffsetOut
 from local.names import TopicPartition
 from local.records.isolation import Isolation
 from tiered.serve.commands.client import Client
-from tiered.serve.groups.lag import PartitionLag, SeenGroup
+from tiered.serve.groups.coordinator_records import FieldReader
+from tiered.serve.groups.lag import Owner, PartitionLag, SeenGroup
 from tiered.serve.messages.base import Api, Error
 from tiered.serve.messages.cluster import MetadataRequest, MetadataRequestTopic, MetadataResponse
-from tiered.serve.messages.consumer_groups import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
+from tiered.serve.messages.consumer_groups import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+    DescribedConsumer,
+)
 from tiered.serve.messages.group_offsets import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
@@ -27,6 +33,7 @@ from tiered.serve.messages.group_offsets import (
     OffsetFetchResponseGroup,
 )
 from tiered.serve.messages.groups import (
+    DescribedGroupMember,
     DescribeGroupsRequest,
     DescribeGroupsResponse,
     ListedGroup,
@@ -146,17 +153,57 @@ def seen_groups(client: Client, *, timeout_s: float) -> list[SeenGroup]:
         new = {each for each in names if listed[each].group_type == "consumer"}
         request = DescribeGroupsRequest(groups=tuple(each for each in names if each not in new))
         classic: DescribeGroupsResponse = call(Api.DESCRIBE_GROUPS, request)
-        described = [(each.group_id, each.error_code, len(each.members)) for each in classic.groups]
+        described = [(each.group_id, each.error_code, _classic_owners(each.members)) for each in classic.groups]
+        counts = {each.group_id: len(each.members) for each in classic.groups}
         if new:
             consumers: ConsumerGroupDescribeResponse = call(
                 Api.CONSUMER_GROUP_DESCRIBE, ConsumerGroupDescribeRequest(group_ids=tuple(sorted(new)))
             )
-            described += [(each.group_id, each.error_code, len(each.members)) for each in consumers.groups]
-        members = {group: count for group, error, count in described if error == Error.NONE}
+            described += [(each.group_id, each.error_code, _owners(each.members)) for each in consumers.groups]
+            counts |= {each.group_id: len(each.members) for each in consumers.groups}
+        owners = {group: found for group, error, found in described if error == Error.NONE}
         found += [
-            SeenGroup(group=name, state=listed[name].group_state, members=members.get(name), committed=committed)
+            SeenGroup(
+                group=name,
+                state=listed[name].group_state,
+                members=counts[name] if name in owners else None,
+                committed=committed,
+                owners=owners.get(name, {}),
+            )
             for name, committed in _committed(call, names, topic_names).items()
         ]
+    return found
+
+
+def _owners(members: Sequence[DescribedConsumer]) -> dict[TopicPartition, Owner]:
+    return {
+        TopicPartition(topic.topic_name, number): Owner(each.member_id, each.client_id, each.client_host)
+        for each in members
+        for topic in each.assignment.topic_partitions
+        for number in topic.partitions
+    }
+
+
+def _classic_owners(members: Sequence[DescribedGroupMember]) -> dict[TopicPartition, Owner]:
+    """Clients may have any assignment: one that is none of Kafka's consumers gives no owners."""
+    found: dict[TopicPartition, Owner] = {}
+    for each in members:
+        owner = Owner(each.member_id, each.client_id, each.client_host)
+        with suppress(LogError):
+            found |= dict.fromkeys(assigned_partitions(each.member_assignment), owner)
+    return found
+
+
+def assigned_partitions(assignment: bytes) -> list[TopicPartition]:
+    """Source: kafka ``ConsumerProtocolAssignment.json``. Raises Corrupt, and InvalidRequest for an invalid name."""
+    if not assignment:
+        return []
+    body = FieldReader(assignment, "cannot read the assignment of a member")
+    body.number(2)
+    found = []
+    for _ in range(body.number(4)):
+        topic = body.text()
+        found += [TopicPartition(topic, body.number(4)) for _ in range(body.number(4))]
     return found
 
 

@@ -20,9 +20,12 @@ import msgspec
 from local.errors import InvalidRequest, LogError, NotFound
 from local.storage import DiskStorage, Storage
 from tiered.plans.planning import PricedPlan, priced_plan
+from tiered.serve.groups.lag import group_facts
+from tiered.serve.node.directory_groups import groups_at_hand
 from tiered.status.status_report import StatusReport, status_report
 from tiered.status.tier_history import read_series, still_there
 from tiered.web.html import HTML_TYPE, SOON_S, Answered, DataAge, asset, render
+from tiered.web.pages.groups_page import groups_page
 from tiered.web.pages.maintenance import (
     Selection,
     compaction_data,
@@ -131,6 +134,12 @@ class Site:
                     self._load("compaction", lambda manager: compaction_data(manager, self._now_ms())),
                     lambda state, age: compaction_page(state, query, age),
                     lambda state: compaction_facts(state, query),
+                )
+            case ["groups", *names] if len(names) <= 1:
+                return form(
+                    self._load("groups", lambda manager: groups_at_hand(manager, self._now_ms())),
+                    lambda groups, age: groups_page(groups, names, query, age),
+                    lambda groups: group_facts(groups, names),
                 )
             case ["cost"]:
                 return _encoded(self._laboratory.facts(query)) if is_json else self._laboratory.page(query)

@@ -10,6 +10,7 @@ import pytest
 from local.errors import NotFound, Unavailable
 from local.names import TopicPartition
 from tiered.serve.commands.client import Client
+from tiered.serve.groups.lag import Owner
 from tiered.serve.messages.base import Api, Error
 from tiered.serve.messages.cluster import MetadataResponse
 from tiered.serve.messages.consumer_groups import (
@@ -26,6 +27,7 @@ from tiered.serve.messages.group_offsets import (
 )
 from tiered.serve.messages.groups import (
     DescribedGroup,
+    DescribedGroupMember,
     DescribeGroupsResponse,
     ListedGroup,
     ListGroupsResponse,
@@ -102,6 +104,45 @@ def test_a_group_that_no_response_can_hold_is_unknown_and_the_others_are_read() 
     found = {each.group: each.committed for each in seen_groups(Sized(a=6, b=6, c=99, d=3, e=3), timeout_s=1)}
     t0 = TopicPartition("t", 0)
     assert found == {"a": {t0: 6}, "b": {t0: 6}, "c": None, "d": {t0: 3}, "e": {t0: 3}}
+
+
+def assignment(**partitions: list[int]) -> bytes:
+    """Source: kafka ``ConsumerProtocolAssignment.json``, version 3."""
+    topics = b"".join(
+        len(name).to_bytes(2)
+        + name.encode()
+        + len(numbers).to_bytes(4)
+        + b"".join(each.to_bytes(4) for each in numbers)
+        for name, numbers in partitions.items()
+    )
+    return (3).to_bytes(2) + len(partitions).to_bytes(4) + topics + b"\xff\xff\xff\xff"
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (assignment(t=[0, 2], u=[1]), {TopicPartition("t", 0), TopicPartition("t", 2), TopicPartition("u", 1)}),
+        (assignment(), set()),
+        (b"", set()),
+        (assignment(t=[0, 2])[:-9], set()),
+        ((3).to_bytes(2) + b"\x7f\xff\xff\xff", set()),
+        (b"connect", set()),
+    ],
+)
+def test_a_member_owns_the_partitions_of_its_assignment_if_it_is_one_of_kafkas(
+    found: bytes, expected: set[TopicPartition]
+) -> None:
+    member = DescribedGroupMember(member_id="m", client_id="app", client_host="/10.0.0.7", member_assignment=found)
+
+    class One(Sized):
+        def call(self, api: Any, request: object, *, timeout_s: float = 60.0) -> Any:
+            if api == Api.DESCRIBE_GROUPS:
+                return DescribeGroupsResponse(groups=(DescribedGroup(group_id="g", members=(member,)),))
+            return super().call(api, request, timeout_s=timeout_s)
+
+    (group,) = seen_groups(One(g=1), timeout_s=1)
+    assert group.members == 1
+    assert group.owners == dict.fromkeys(expected, Owner("m", "app", "/10.0.0.7"))
 
 
 def test_status_does_not_wait_for_a_coordinator_that_loads(monkeypatch: pytest.MonkeyPatch) -> None:

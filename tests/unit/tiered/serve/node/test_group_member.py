@@ -29,6 +29,7 @@ from tiered.serve.messages.fetch import AbortedTransaction as FetchedTransaction
 from tiered.serve.messages.groups import JoinGroupRequest, JoinGroupRequestProtocol
 from tiered.serve.node import group_calls, group_member
 from tiered.serve.node.command_node import Node
+from tiered.serve.node.directory_groups import groups_of_directory
 from tiered.serve.node.group_member import GroupMember, Wish, aborted_in, consume_group
 
 EARLIEST, LATEST = -2, -1
@@ -167,6 +168,12 @@ def test_two_members_share_the_partitions_and_the_rest_continues_when_one_leaves
 
         first.turn(shown, one)
         assert first.partitions == ALL
+        with Session(directory=str(home)).manager(read_only=True) as beside:
+            for each in (beside, manager):  # a page of another process, and one of the node itself
+                (group,) = groups_of_directory(each, now_ms())
+                assert (group.lag, group.members) == (0, 1)
+                assert {owner.client_id for owner in group.owners.values()} == {"tiered"}
+                assert group.owners.keys() == ALL
         turns(4)
         assert first.partitions | second.partitions == ALL
         assert (len(first.partitions), len(second.partitions)) == (1, 1)

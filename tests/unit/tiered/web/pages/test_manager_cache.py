@@ -31,7 +31,7 @@ from tiered.web.pages.manager_cache import (
 )
 from tiered.web.pages.site import CACHE_MS, Site
 
-PATHS = ("/", "/plan", "/cost", "/compaction", "/troubles", "/topics/t", "/topics/t/0")
+PATHS = ("/", "/plan", "/cost", "/compaction", "/groups", "/troubles", "/topics/t", "/topics/t/0")
 SOON_S = 0.02  # a deadline short enough for a test
 
 
