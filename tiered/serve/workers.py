@@ -8,6 +8,8 @@ them. All end together:
 | a worker ends | the supervisor ends the others and has the worker's exit code |
 | the supervisor is asked to stop | it ends all workers with SIGTERM, after END_S with SIGKILL |
 | the supervisor gets SIGHUP | every worker gets it, after all are ready: each reads its files again |
+| the supervisor gets SIGHUP before `supervise` | the signal waits until then |
+| a worker gets SIGHUP before its handler is set | nothing: it reads its files after that |
 | the supervisor is killed | every worker finds `parent_fd` readable, and ends |
 
 Call `fork_workers` before any thread starts and before a bucket is opened: neither survives a fork.
@@ -74,8 +76,9 @@ class Supervisor:
         self.exit_code: int | None = None  # of the worker that ended first
 
     def supervise(self, stop: Stop, say: Callable[[str], None], where: str) -> int:
-        """Wait for the end, end all workers, and return the exit code."""
+        """Wait for the end, end all workers, and return the exit code. Set a handler of SIGHUP first."""
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
             is_serving = False
             while not stop.is_set:
                 stop.wait(None, self._epoll.fileno())
@@ -86,7 +89,7 @@ class Supervisor:
                 if self.are_ready and not is_serving:
                     is_serving = True
                     say(f"serving Kafka clients at {where} until Ctrl-C")
-                if is_serving and stop.take_reload():  # a worker that starts would end by the signal
+                if is_serving and stop.take_reload():  # one that starts ignores it
                     self._signal(signal.SIGHUP)
             return 0
         finally:
@@ -132,13 +135,19 @@ class Supervisor:
 
 
 def fork_workers(count: int) -> Worker | Supervisor:
-    """Start `count` workers. Returns once in each of them and once in the calling process."""
+    """Start `count` workers. Returns once in each of them and once in the calling process.
+
+    SIGHUP is ignored in a worker until it has a handler, and blocked in the calling process until `supervise`.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     parent_fd, lifeline_fd = os.pipe()
     pids, state_fds = list[int](), list[int]()
     for number in range(count):
         reading, writing = os.pipe()
         pid = os.fork()
         if not pid:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # drops one that came since the fork
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
             for fd in (*state_fds, reading, lifeline_fd):
                 os.close(fd)
             return Worker(number, parent_fd, writing)
