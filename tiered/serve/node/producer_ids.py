@@ -10,7 +10,8 @@ that is not reserved. The highest copy is valid.
 
 Logs may hold ids that another node or broker gave: they were restored or adopted. So the first block begins above the
 highest id in the logs and in the states of transactional ids too. If higher ones may exist, the ids begin AHEAD to
-2 * AHEAD higher, at random: two nodes that were restored from one bucket give other ids.
+AHEAD + DISTANCES higher, at random: two nodes that were restored from one bucket give other ids. Nodes that give n
+ids each give a common one with a chance of about 2 * n / DISTANCES.
 
 - A copy cannot be read. It may be ahead of the others, and its logs may hold higher ids.
 - Logs have records and there is no copy. Clients of another node may still use ids that the logs lack.
@@ -41,6 +42,7 @@ FILE = "producer-ids.json"
 FORMAT_VERSION = 1
 BLOCK = 1000  # kafka ProducerIdsBlock.PRODUCER_ID_BLOCK_SIZE
 AHEAD = 1 << 32
+DISTANCES = 1 << 48  # a restore takes this much of the 2^62 ids at most
 FOREIGN_END = 1 << 62
 IGNORED_FROM = FOREIGN_END + (1 << 61)
 _ID_MAX = 2**63 - 1
@@ -107,5 +109,5 @@ class ProducerIds:
         first = max(reserved, highest + 1)
         is_foreign = copies.newest is None and highest >= 0
         may_be_higher = copies.damaged or copies.unavailable or is_foreign
-        self._next = self._end = first + AHEAD + secrets.randbelow(AHEAD) if may_be_higher else first
+        self._next = self._end = first + AHEAD + secrets.randbelow(DISTANCES) if may_be_higher else first
         self._is_read = True

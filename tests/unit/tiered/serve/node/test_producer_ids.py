@@ -10,7 +10,7 @@ from disk_model import ModelDisk
 
 from local.errors import Corrupt, DiskFailed
 from local.storage import Storage
-from tiered.serve.node.producer_ids import AHEAD, BLOCK, FILE, FOREIGN_END, ProducerIds
+from tiered.serve.node.producer_ids import AHEAD, BLOCK, FILE, FOREIGN_END, IGNORED_FROM, ProducerIds
 
 
 @pytest.fixture(autouse=True)
@@ -117,3 +117,18 @@ def test_two_nodes_restored_from_one_bucket_give_other_ids(monkeypatch: pytest.M
         node.make_directory("data")
         found.append(ids(node, highest=41).take())
     assert found == [42 + AHEAD + 5, 42 + AHEAD + 900_000]
+
+
+def test_the_distance_of_foreign_ids_is_one_of_2_to_the_48_far_from_the_end_of_the_range(
+    disk: ModelDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ids of two nodes that give a million ids each meet with a chance of 2^20 / 2^47."""
+    asked: list[int] = []
+
+    def largest(below: int) -> int:
+        asked.append(below)
+        return below - 1
+
+    monkeypatch.setattr(secrets, "randbelow", largest)
+    assert ids(disk, highest=IGNORED_FROM - 1).take() < 2**63 - 2**60, "2^60 ids are left after the largest distance"
+    assert asked == [1 << 48]
