@@ -367,8 +367,8 @@ class GroupCoordinator:
 
     def expire(self) -> None:
         """Begin to remove expired offsets, and empty groups without offsets."""
-        for name, group in self.table.items():
-            if group.is_idle or self._expired(name):
+        for name, group in list(self.table.items()):
+            if group.is_idle or self._offsets.of(name):
                 self._remove_soon(name, partial(self._expired, name), is_group_removed=True)
 
     def _remove_topic(self, topic: str) -> None:

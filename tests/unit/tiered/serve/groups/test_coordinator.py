@@ -16,6 +16,8 @@ from local.names import TopicPartition
 from tiered.config.config import Config
 from tiered.serve.groups import coordinator as coordinators
 from tiered.serve.groups.commits import Committer, NewOffset
+from tiered.serve.groups.committed import CommittedOffsets
+from tiered.serve.groups.consumer.membership import AnyGroup
 from tiered.serve.groups.coordinator import GroupCoordinator
 from tiered.serve.groups.group_settings import GroupSettings
 from tiered.serve.groups.group_states import GroupState, Moment
@@ -417,6 +419,30 @@ def test_offsets_of_a_group_with_members_do_not_expire() -> None:
         world.groups.expire()
         await world.groups.commit(Committer(group_id="other"), [new(1)])
         assert world.offsets() == {P0: 1}
+
+    run(work)
+
+
+def test_the_expired_offsets_of_a_group_are_looked_for_once_in_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    look = coordinators.expired
+
+    def counted(offsets: CommittedOffsets, group: AnyGroup | None, *facts: int) -> list[TopicPartition]:
+        assert group is not None
+        asked.append(group.group_id)
+        return look(offsets, group, *facts)
+
+    monkeypatch.setattr(coordinators, "expired", counted)
+
+    async def work(world: World) -> None:
+        await world.member("busy")
+        for name in ("due", "other"):
+            await world.groups.commit(Committer(group_id=name), [new(1)])
+            world.clock.ms += 4 * DAY_MS
+        world.groups.expire()
+        await until(lambda: not world.offsets("due"))
+        assert world.offsets("other")
+        assert sorted(asked) == ["due", "other"], "a group with members and without offsets has nothing to expire"
 
     run(work)
 
