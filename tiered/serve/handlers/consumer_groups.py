@@ -52,7 +52,7 @@ async def consumer_group_describe(
             refused = DescribedConsumerGroup(group_id=name, error_code=Error.POLICY_VIOLATION, error_message=TOO_LARGE)
             found.append(refused)
         else:
-            described = groups.consumers.described(name, topics)
+            described = groups.consumers.described(name, service.names_by_id)
             found.append(described if described.error_code else replace(described, authorized_operations=operations))
     return ConsumerGroupDescribeResponse(groups=tuple(found))
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from uuid import UUID
+
 from tiered.serve.groups.consumer.assignments import described_of
-from tiered.serve.groups.consumer.group import ConsumerGroup, Topics
+from tiered.serve.groups.consumer.group import ConsumerGroup
 from tiered.serve.groups.consumer.records import NO_PARTITIONS
 from tiered.serve.messages.consumer_groups import OF_CONSUMER_PROTOCOL, DescribedConsumer, DescribedConsumerGroup
 
 
-def described(group: ConsumerGroup, topics: Topics) -> DescribedConsumerGroup:
-    """Source: kafka `ConsumerGroup.asDescribedGroup`."""
-    names = {each.topic_id: each.name for each in topics.values() if each.topic_id is not None}
+def described(group: ConsumerGroup, names: Mapping[UUID, str]) -> DescribedConsumerGroup:
+    """`names` of topics by id. Source: kafka `ConsumerGroup.asDescribedGroup`."""
     return DescribedConsumerGroup(
         group_id=group.group_id,
         group_state=group.state.value,

@@ -178,10 +178,11 @@ class ConsumerGroups:
             error = await self._durable(group)
         return replace(unknown(who), error_code=error)
 
-    def described(self, group_id: str, topics: Topics) -> DescribedConsumerGroup:
+    def described(self, group_id: str, names: Mapping[uuid.UUID, str]) -> DescribedConsumerGroup:
+        """`names` of topics by id."""
         group = self._host.table.get(group_id)
         if isinstance(group, ConsumerGroup):
-            return described(group, topics)
+            return described(group, names)
         if not group_id:
             return DescribedConsumerGroup(group_id=group_id, error_code=Error.INVALID_GROUP_ID)
         text = f"Group {group_id} not found." if group is None else f"Group {group_id} is not a consumer group."

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from consumer_world import joining as consumer_joining
 from fake_offsets_log import FakeOffsetsLog
 from fake_source import CALL, IDS, FakeSource
 from group_world import joining
@@ -24,6 +25,7 @@ from tiered.serve.handlers import group_offsets
 from tiered.serve.handlers import groups as groups_handler
 from tiered.serve.handlers.service import Service
 from tiered.serve.messages.base import NO_OPERATIONS, Api, Error
+from tiered.serve.messages.consumer_groups import ConsumerGroupDescribeRequest
 from tiered.serve.messages.group_offsets import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
@@ -47,6 +49,7 @@ from tiered.serve.messages.groups import (
     SyncGroupRequest,
 )
 from tiered.serve.protocol import SERVED
+from tiered.serve.record_source import ServedTopic
 
 SETTINGS = GroupSettings(initial_rebalance_delay_ms=0)
 P0 = TopicPartition("orders", 0)
@@ -230,6 +233,34 @@ def test_groups_are_listed_by_state_and_type_and_described() -> None:
         assert (old.groups[0].error_code, old.groups[0].group_state) == (Error.NONE, "Dead")
 
     asyncio.run(_with_background(work))
+
+
+def test_the_names_of_topics_are_collected_once_for_all_consumer_groups_of_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Counted(dict[str, ServedTopic]):
+        passes = 0
+
+        def values(self) -> Any:
+            Counted.passes += 1
+            return super().values()
+
+    async def work(service: Service) -> None:
+        topics = Counted(service.source.topics())
+        monkeypatch.setattr(service.source, "topics", lambda: topics)
+        names = [f"g{number}" for number in range(3)]
+        for name in names:
+            request = consumer_joining("one", "orders", group_id=name)
+            assert not (await ask(service, Api.CONSUMER_GROUP_HEARTBEAT, request)).error_code
+        Counted.passes, service.known_topics = 0, None
+        request = ConsumerGroupDescribeRequest(group_ids=tuple(names))
+        found = await ask(service, Api.CONSUMER_GROUP_DESCRIBE, request)
+        for each in found.groups:
+            (assigned,) = each.members[0].assignment.topic_partitions
+            assert (assigned.topic_name, assigned.partitions) == ("orders", (0,))
+        assert Counted.passes == 1
+
+    run(work)
 
 
 async def _with_background(work: Callable[[Service], Awaitable[None]]) -> None:
