@@ -45,6 +45,64 @@ def moved(before: dict[str, Assignment], after: dict[str, Assignment]) -> int:
     )
 
 
+def plain_range(asked: list[Subscriber], counts: dict[UUID, int]) -> dict[str, Assignment]:
+    """The definition, in the order of `asked`."""
+    found: dict[str, dict[UUID, frozenset[int]]] = {each.member_id: {} for each in asked}
+    for topic, count in counts.items():
+        subscribers = [each.member_id for each in asked if topic in each.topics]
+        numbers = list(range(count))
+        for at, name in enumerate(subscribers):
+            size = count // len(subscribers) + (at < count % len(subscribers))
+            taken, numbers = numbers[:size], numbers[size:]
+            if taken:
+                found[name][topic] = frozenset(taken)
+    return dict(found)
+
+
+def plain_uniform(asked: list[Subscriber], counts: dict[UUID, int]) -> dict[str, Assignment]:
+    """The rule for different subscriptions, one partition after the other, with all members compared each time."""
+    owner = {
+        (topic, number): at
+        for at, each in enumerate(asked)
+        for topic, numbers in each.target.items()
+        for number in numbers
+        if topic in each.topics and number < counts.get(topic, 0)
+    }
+    load = lambda at: sum(each == at for each in owner.values())  # noqa: E731
+    subscribers = {topic: [at for at, each in enumerate(asked) if topic in each.topics] for topic in counts}
+    topics = sorted((each for each in counts if subscribers[each]), key=lambda each: len(subscribers[each]))
+    for topic in topics:
+        for number in range(counts[topic]):
+            if (topic, number) not in owner:
+                owner[topic, number] = min(subscribers[topic], key=load)
+    has_moved = True
+    while has_moved:
+        has_moved = False
+        for topic in topics:
+            donors = {owner[topic, number] for number in range(counts[topic])}  # those before the first move
+            while having := sorted(donors & {owner[topic, number] for number in range(counts[topic])}):
+                donor, receiver = max(having, key=load), min(subscribers[topic], key=load)
+                if load(donor) - load(receiver) < 2:
+                    break
+                number = max(each for each in range(counts[topic]) if owner[topic, each] == donor)
+                owner[topic, number], has_moved = receiver, True
+    found: dict[str, dict[UUID, frozenset[int]]] = {each.member_id: {} for each in asked}
+    for (topic, number), at in owner.items():
+        own = found[asked[at].member_id]
+        own[topic] = own.get(topic, frozenset()) | {number}
+    return dict(found)
+
+
+@given(counts=COUNTS, subscriptions=SUBSCRIPTIONS, later=SUBSCRIPTIONS)
+def test_assignments_are_those_of_the_plain_definitions(
+    counts: dict[UUID, int], subscriptions: list[frozenset[UUID]], later: list[frozenset[UUID]]
+) -> None:
+    assert assign_range(members(later), counts) == plain_range(members(later), counts)
+    if len(set(later)) > 1:
+        asked = members(later, assign_uniform(members(subscriptions), counts))
+        assert assign_uniform(asked, counts) == plain_uniform(asked, counts)
+
+
 def test_range_gives_ranges_in_the_order_of_instances_and_ids() -> None:
     topics = frozenset({A, B})
     asked = [Subscriber("b", None, topics, {}), Subscriber("a", None, topics, {}), Subscriber("z", "1", topics, {})]
