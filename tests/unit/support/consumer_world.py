@@ -7,7 +7,8 @@ from itertools import count
 from typing import Any
 from uuid import UUID
 
-from tiered.serve.groups.consumer.group import Beaten, ConsumerGroup, Refused
+from tiered.serve.groups.consumer.fencing import Refused
+from tiered.serve.groups.consumer.group import Beaten, ConsumerGroup
 from tiered.serve.groups.consumer.records import ConsumerKey, ConsumerValue
 from tiered.serve.groups.consumer.regexes import Resolution
 from tiered.serve.groups.group_settings import GroupSettings
@@ -130,7 +131,7 @@ class ConsumerWorld:
             dict(group.static),
             currents,
             dict(group._owners),
-            group.size_bytes,
+            (group._metadata_bytes, group._assigned_bytes),
         )
 
 

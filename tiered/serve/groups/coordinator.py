@@ -10,7 +10,7 @@ Order of effects of a commit: durable in the log, then in memory, then the answe
 | groups | GROUPS_MAX | GROUP_MAX_SIZE_REACHED for a member, INVALID_COMMIT_OFFSET_SIZE for a commit |
 | members of a group, and clients with a new member id | ``group.max.size`` | GROUP_MAX_SIZE_REACHED |
 | protocols of a member | PROTOCOLS_MAX | INCONSISTENT_GROUP_PROTOCOL |
-| bytes of all members, and of new member ids | MEMBER_BYTES_MAX | GROUP_MAX_SIZE_REACHED |
+| bytes of members, of their expressions and assignments, of groups' names | MEMBER_BYTES_MAX | as for groups |
 | offsets, committed and pending, and their bytes | OFFSETS_MAX, OFFSET_BYTES_MAX | INVALID_COMMIT_OFFSET_SIZE |
 
 An offset has the id of its topic. An offset of another topic of the same name is absent for readers, also before its
@@ -46,6 +46,7 @@ from tiered.serve.groups.members import MEMBER_BYTES, PROTOCOLS_MAX, Client, siz
 from tiered.serve.groups.offsets_log import OFFSETS_TOPIC, LogRecord, OffsetsLog, Producer
 from tiered.serve.groups.offsets_records import GroupKey, GroupValue, OffsetKey, encode_key, encode_value
 from tiered.serve.groups.offsets_writer import OffsetsWriter, commit_error, group_error
+from tiered.serve.groups.room import Room
 from tiered.serve.messages.base import Error
 from tiered.serve.messages.groups import (
     DescribedGroup,
@@ -60,8 +61,6 @@ from tiered.serve.messages.groups import (
 from tiered.serve.read_pool import ReadPool
 from tiered.serve.record_source import ServedTopic
 
-GROUPS_MAX = 10_000
-MEMBER_BYTES_MAX = 64 << 20
 OFFSETS_MAX, OFFSET_BYTES_MAX = 1_000_000, 512 << 20
 THREADS = 4  # of appends
 LOAD_RETRY_S = 5.0
@@ -104,8 +103,7 @@ class GroupCoordinator:
         self._loop: asyncio.AbstractEventLoop | None = None  # once it is loaded
         self._early: list[Callable[[], None]] = []  # ends of transactions and deletions of topics before
         self._early_lock = threading.Lock()
-        self._member_bytes: dict[str, int] = {}
-        self._member_bytes_total = 0
+        self._room = Room()
 
     # The life of a coordinator
 
@@ -214,8 +212,9 @@ class GroupCoordinator:
         error = error or await self.prepare()
         group = self.table.get(request.group_id)
         if not error and group is None:
-            error = self.room_error() if not request.member_id else Error.UNKNOWN_MEMBER_ID
-        size_bytes = MEMBER_BYTES + len(client.client_id) + size_of(request.protocols)
+            error = self.room_error(request.group_id) if not request.member_id else Error.UNKNOWN_MEMBER_ID
+        texts = client.client_id, request.group_instance_id or "", request.group_instance_id or request.member_id
+        size_bytes = MEMBER_BYTES + sum(map(len, texts)) + size_of(request.protocols)
         if not error and not self.has_room(size_bytes):
             error = Error.GROUP_MAX_SIZE_REACHED
         if error:
@@ -261,7 +260,7 @@ class GroupCoordinator:
         if error or group is None:
             return LeaveGroupResponse(error_code=error, members=() if error else tuple(map(unknown, request.members)))
         if isinstance(group, ConsumerGroup):
-            return LeaveGroupResponse(members=tuple([await self.consumers.leave(group, x) for x in request.members]))
+            return LeaveGroupResponse(members=await self.consumers.leave(group, request.members))
         found = group.leave(request, self.now())
         failures = await asyncio.gather(*self.settle(group))
         return LeaveGroupResponse(error_code=next(filter(None, failures))) if any(failures) else found
@@ -385,15 +384,16 @@ class GroupCoordinator:
     def _refusal(self, group_id: str) -> Error:
         return Error.NONE if group_id and len(group_id.encode()) <= _NAME_BYTES_MAX else Error.INVALID_GROUP_ID
 
-    def room_error(self) -> Error:
-        return Error.GROUP_MAX_SIZE_REACHED if len(self.table) >= GROUPS_MAX else Error.NONE
+    def room_error(self, group_id: str) -> Error:
+        return Error.NONE if self._room.has_for_group(group_id) else Error.GROUP_MAX_SIZE_REACHED
 
     def _create(self, group_id: str) -> Group:
         group = self.table[group_id] = Group(group_id, self.settings, self._new_member_id)
+        self._room.note(group_id, group.size_bytes)
         return group
 
     def has_room(self, size_bytes: int) -> bool:
-        return self._member_bytes_total + size_bytes <= MEMBER_BYTES_MAX
+        return self._room.has(size_bytes)
 
     def settle(self, group: AnyGroup) -> list[asyncio.Future[Error]]:
         """Act on the results of an event of the group; the outcome of each write that begins."""
@@ -410,9 +410,7 @@ class GroupCoordinator:
                         written.append(self._store(group, value, done))
         if self.table.get(group.group_id) is not group:
             return written  # it became a group of the other protocol
-        size_bytes = group.size_bytes
-        self._member_bytes_total += size_bytes - self._member_bytes.get(group.group_id, 0)
-        self._member_bytes[group.group_id] = size_bytes
+        self._room.note(group.group_id, group.size_bytes)
         self._arm(group)
         return written
 
@@ -450,7 +448,7 @@ class GroupCoordinator:
         if group is None:
             if committer.generation >= 0:
                 return Error.GROUP_ID_NOT_FOUND if is_id_known else Error.ILLEGAL_GENERATION
-            if self.room_error() or len(committer.group_id.encode()) > _NAME_BYTES_MAX:
+            if self.room_error(committer.group_id) or len(committer.group_id.encode()) > _NAME_BYTES_MAX:
                 return Error.INVALID_COMMIT_OFFSET_SIZE
             group = self._create(committer.group_id)
         sender = committer.generation, committer.member_id, committer.instance_id
@@ -570,7 +568,7 @@ class GroupCoordinator:
 
     def forget(self, group_id: str) -> None:
         self.table.pop(group_id, None)
-        self._member_bytes_total -= self._member_bytes.pop(group_id, 0)
+        self._room.forget(group_id)
         self._deadlines.cancel(group_id)
 
     def _all_offsets(self, group_id: str) -> set[TopicPartition]:

@@ -1,4 +1,4 @@
-"""Partitions of members: what requests say, what responses show, their sizes. No I/O."""
+"""Partitions of members: what requests say, what responses show. No I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tiered.serve.messages.consumer_groups import (
 )
 from tiered.serve.record_source import ServedTopic
 
-TOPIC_BYTES, PARTITION_BYTES = 150, 150  # of the objects of each, without their texts
 _HASH_BYTES = 8
 
 
@@ -39,10 +38,6 @@ def partitions_of(current: Current | None) -> Iterator[tuple[UUID, int]]:
     if current is not None:
         for assignment in (current.assigned, current.revoking):
             yield from ((topic, number) for topic, numbers in assignment.items() for number in numbers)
-
-
-def size_of(assignment: Assignment) -> int:
-    return sum(TOPIC_BYTES + PARTITION_BYTES * len(numbers) for numbers in assignment.values())
 
 
 def message_of(assignment: Assignment) -> AssignmentMessage:

@@ -3,7 +3,7 @@
 | state | of the group |
 |---|---|
 | Empty | no members |
-| Assigning | the target assignment is older than the group epoch: the next heartbeat computes it |
+| Assigning | the target assignment is older than the group epoch: a later heartbeat computes it |
 | Reconciling | a member is not STABLE in the epoch of the target assignment |
 | Stable | otherwise |
 
@@ -14,13 +14,13 @@
 | heartbeat, the epoch before, owning no others | the same: the last response was lost |
 | heartbeat, another epoch | FENCED_MEMBER_EPOCH |
 | heartbeat of a static member, epoch -2 | it left for now: its partitions wait for a successor until its session ends |
-| heartbeat, epoch -1; end of a session or of a rebalance timeout | the member is removed; group epoch + 1 |
+| heartbeat, epoch -1; end of sessions or of rebalance timeouts | the members are removed; group epoch + 1 for all |
 | regular expressions resolved | group epoch + 1 if they match other topics |
 
-A heartbeat computes a new target assignment if the group epoch is newer, then it takes the member one step towards
-it (`reconciliation`). Every change of the state is the record of one key: `replay` is the only function that changes
-it, so a load from the log gives the same state. `changes` collects the records, with the value before each, to take
-back what could not be stored.
+A heartbeat computes a new target assignment if the group epoch is newer and the pause after the last one has ended
+(`reservation`). Then it takes the member one step towards it (`reconciliation`). Every change of the state is the
+record of one key: `replay` is the only function that changes it, so a load from the log gives the same state.
+`changes` collects the records, with the value before each, to take back what could not be stored.
 
 | invariant |
 |---|
@@ -34,27 +34,24 @@ Source: kafka `GroupMetadataManager.consumerGroupHeartbeat`, `ConsumerGroup`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 from uuid import UUID
 
 from tiered.serve.groups.consumer.assignments import (
-    TOPIC_BYTES,
     hash_of,
-    is_subset,
     message_of,
     owned_of,
     partitions_of,
-    size_of,
     updated_by,
     without_overlaps,
 )
-from tiered.serve.groups.consumer.assignors import ASSIGNORS, Subscriber
+from tiered.serve.groups.consumer.fencing import Refused, check_epoch, check_identity, check_left, check_room
 from tiered.serve.groups.consumer.reconciliation import reconciled
 from tiered.serve.groups.consumer.records import (
     NO_PARTITIONS,
     Assignment,
+    Change,
     ConsumerKey,
     ConsumerValue,
     Current,
@@ -67,6 +64,9 @@ from tiered.serve.groups.consumer.records import (
     TargetEpoch,
 )
 from tiered.serve.groups.consumer.regexes import regex_error
+from tiered.serve.groups.consumer.reservation import HasRoom, Reservation
+from tiered.serve.groups.consumer.sizes import assigned_bytes, member_bytes, regex_bytes
+from tiered.serve.groups.consumer.targets import Topics, computed_targets, counts_of, given_counts, preferred_assignor
 from tiered.serve.groups.deadlines import Deadlines
 from tiered.serve.groups.group_settings import GroupSettings
 from tiered.serve.groups.group_states import GroupState, Moment
@@ -80,29 +80,10 @@ from tiered.serve.messages.consumer_groups import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
 )
-from tiered.serve.record_source import ServedTopic
 
-MEMBER_BYTES = 2000  # of the objects of a member, without its texts
 REGEXES_MAX = 100  # different ones of a group
 _REFRESH_PAUSE_MS = 10_000  # between two resolutions of regular expressions
 _SESSION, _REBALANCE = "session", "rebalance"
-Topics = Mapping[str, ServedTopic]
-
-
-class Refused(Exception):
-    """A request without effect."""
-
-    def __init__(self, code: Error, message: str | None = None) -> None:
-        super().__init__(code, message)
-        self.code, self.message = code, message
-
-
-class Change(NamedTuple):
-    """A record, and the value that the key had before. A `GroupKey`: the group was a classic one."""
-
-    key: ConsumerKey | GroupKey
-    value: ConsumerValue | None
-    before: ConsumerValue | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +95,17 @@ class Beaten:
 
 
 class ConsumerGroup:
-    """`new_member_id` makes a unique member id."""
+    """`new_member_id` makes a unique member id. `has_room` is whether the node has room for more bytes of members."""
 
     protocol_type = CONSUMERS
 
-    def __init__(self, group_id: str, settings: GroupSettings, new_member_id: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        group_id: str,
+        settings: GroupSettings,
+        new_member_id: Callable[[], str],
+        has_room: HasRoom = lambda size_bytes: True,
+    ) -> None:
         self.group_id, self._settings, self._new_member_id = group_id, settings, new_member_id
         self.epoch = self.assignment_epoch = self.metadata_hash = 0
         self.members: dict[str, MemberMetadata] = {}
@@ -126,15 +113,17 @@ class ConsumerGroup:
         self.regexes: dict[str, ResolvedRegex] = {}
         self.static: dict[str, str] = {}  # member ids by instance id
         self.changes: list[Change] = []
-        self.size_bytes = 0
         self.is_resolving = False
-        self._hashed: tuple[Topics, int] | None = None  # the metadata hash with these topics
+        self._reservation = Reservation(has_room)
+        self._metadata_bytes = self._assigned_bytes = 0
+        self._known: tuple[Topics, int, Mapping[UUID, int]] | None = None  # metadata hash, partitions of the topics
         self._subscribed_topics: frozenset[str] | None = None  # None: not computed
         self._currents: dict[str, Current] = {}
         self._owners: Counter[tuple[UUID, int]] = Counter()  # how many members have a partition
         self._topic_subscribers: Counter[str] = Counter()
         self._regex_subscribers: Counter[str] = Counter()
         self._resolved_topics: Topics | None = None  # those that the regular expressions were resolved with
+        self._resolved_ms = 0  # wall clock, of the last resolution
         self._deadlines: Deadlines[tuple[str, str]] = Deadlines()
 
     @classmethod
@@ -145,13 +134,14 @@ class ConsumerGroup:
         settings: GroupSettings,
         new_member_id: Callable[[], str],
         now: Moment,
+        has_room: HasRoom = lambda size_bytes: True,
     ) -> ConsumerGroup:
         """The group of its records. All members have a session timeout from now on.
 
         A crash after a failed append may leave the assignment of a member that is absent, which is ignored, or two
         owners of a partition: the next heartbeat assigns anew, and one of them revokes it.
         """
-        group = cls(group_id, settings, new_member_id)
+        group = cls(group_id, settings, new_member_id, has_room)
         members = {each.name for each in records if each.kind is Kind.MEMBER}
         for key, value in records.items():
             if key.kind not in (Kind.CURRENT, Kind.TARGET) or key.name in members:
@@ -159,9 +149,10 @@ class ConsumerGroup:
         for name in group.members:
             group._expect(name, now)
         if any(each > 1 for each in group._owners.values()):
-            group._hashed, group.metadata_hash = None, 0
+            group._known, group.metadata_hash = None, 0
         for name, target in without_overlaps(group.targets).items():
             group.replay(ConsumerKey(Kind.TARGET, group_id, name), Target(target))
+        group._reservation.counts = given_counts(group.targets.values())
         return group
 
     # What the coordinator reads
@@ -179,8 +170,19 @@ class ConsumerGroup:
         return self._deadlines.next_ms()
 
     @property
+    def size_bytes(self) -> int:
+        """Of the members, and of the partitions that are assigned or reserved for them."""
+        reserved_bytes = self._reservation.size_bytes if self.members else 0
+        return self._metadata_bytes + max(self._assigned_bytes, reserved_bytes)
+
+    @property
     def is_idle(self) -> bool:
         return not self.members
+
+    @property
+    def is_short(self) -> bool:
+        """Whether partitions are not assigned because the node has no room for them."""
+        return self._reservation.is_short
 
     def current(self, member_id: str) -> Current:
         return self._currents.get(member_id) or Current()
@@ -225,9 +227,7 @@ class ConsumerGroup:
         return Error.NONE if epoch == self.current(member_id).epoch else Error.STALE_MEMBER_EPOCH
 
     def assignor(self) -> str:
-        """The assignor that most members want. Source: kafka `ConsumerGroup.computePreferredServerAssignor`."""
-        votes = Counter(each.assignor for each in self.members.values() if each.assignor in ASSIGNORS)
-        return next((str(name) for name, _ in votes.most_common(1)), next(iter(ASSIGNORS)))
+        return preferred_assignor(self.members.values())
 
     # Events
 
@@ -236,19 +236,25 @@ class ConsumerGroup:
         if request.member_epoch in (LEAVES, LEAVES_FOR_NOW):
             return self._leave(request, topics)
         member_id, owned = request.member_id or self._new_member_id(), owned_of(request)
-        self._check_room(request.member_id)
+        if request.member_id not in self.members:
+            check_room(len(self.members), self._settings.consumer_max_size)
         former = self._check_member(request, member_id, owned)
         before = self.members.get(former or member_id, MemberMetadata())
         updated = updated_by(before, request, client)
         self._check_regex(before, updated)
+        mark, size_bytes = len(self.changes), self._metadata_bytes
         if former is not None:
             self._replace(former, member_id)
         is_bumped = self._subscribe(member_id, updated)
+        is_other = (updated.topics, updated.regex) != (before.topics, before.regex)
+        if not self._reserve(topics, self._metadata_bytes - size_bytes, is_other=is_other):
+            changes, self.changes[mark:] = self.changes[mark:], []
+            self.revert(changes, now)
+            raise Refused(Error.GROUP_MAX_SIZE_REACHED, "The node has no room for more members and partitions.")
         regexes = self._regexes_to_resolve(topics, now)
-        if is_bumped or self._hash(topics) != self.metadata_hash:
+        if is_bumped or self._facts(topics)[0] != self.metadata_hash:
             self._bump(topics)
-        if self.epoch > self.assignment_epoch:
-            self._assign(topics)
+        self._assign_if_due(topics, now)
         current = self.current(member_id)
         following = reconciled(
             current, self.assignment_epoch, self.targets.get(member_id, NO_PARTITIONS), self._is_owned, owned
@@ -274,33 +280,46 @@ class ConsumerGroup:
         )
         return Beaten(response, regexes)
 
-    def remove(self, member_id: str, topics: Topics) -> None:
-        """Remove a member; its partitions have no owner."""
-        regex = self.members[member_id].regex
-        for kind in (Kind.CURRENT, Kind.TARGET, Kind.MEMBER):
-            self._put(kind, member_id, None)
-        if regex and not self._regex_subscribers[regex]:
-            self._put(Kind.REGEX, regex, None)
+    def remove(self, members: Collection[str], topics: Topics) -> None:
+        """Remove members; their partitions have no owner. One epoch for all, so one assignment."""
+        for member_id in members:
+            regex = self.members[member_id].regex
+            for kind in (Kind.CURRENT, Kind.TARGET, Kind.MEMBER):
+                self._put(kind, member_id, None)
+            self._end_regex(regex)
         self._bump(topics)
 
     def resolved(self, found: Mapping[str, tuple[str, ...]], topics: Topics, now: Moment) -> None:
         """The topics of regular expressions. Source: kafka `GroupMetadataManager.handleRegularExpressionsResult`."""
         self.is_resolving, self._resolved_topics = False, topics
-        is_changed = False
+        self._resolved_ms = now.wall_ms
+        size_bytes, is_changed = self._metadata_bytes, False
         for regex, names in found.items():
             known = self.regexes.get(regex)
-            if self._regex_subscribers[regex]:
-                is_changed = is_changed or known is None or names != known.topics
-                self._put(Kind.REGEX, regex, ResolvedRegex(names, resolved_ms=now.wall_ms))
+            if not self._regex_subscribers[regex]:
+                continue
+            grown = regex_bytes(regex, names) - self._bytes_of(ConsumerKey(Kind.REGEX, self.group_id, regex))
+            self._reservation.unfit.pop(regex, None)
+            if grown > 0 and not self._reservation.has_room(self._metadata_bytes - size_bytes + grown):
+                self._reservation.unfit[regex] = grown
+                if known is None:
+                    continue
+                names = known.topics
+            is_changed = is_changed or known is None or names != known.topics
+            self._put(Kind.REGEX, regex, ResolvedRegex(names, resolved_ms=now.wall_ms))
         if is_changed:
             self._bump(topics)
 
     def advance(self, topics: Topics, now: Moment) -> None:
         """Remove members whose deadline has come."""
-        for kind, member_id in list(self._deadlines.pop_due(now.ticks_ms)):
-            is_late = kind == _SESSION or self.current(member_id).state is MemberState.UNREVOKED_PARTITIONS
-            if member_id in self.members and is_late:
-                self.remove(member_id, topics)
+        late = dict.fromkeys(
+            member_id
+            for kind, member_id in self._deadlines.pop_due(now.ticks_ms)
+            if member_id in self.members
+            and (kind == _SESSION or self.current(member_id).state is MemberState.UNREVOKED_PARTITIONS)
+        )
+        if late:
+            self.remove(late, topics)
 
     def replaces_classic(self) -> None:
         """The group was an empty classic one."""
@@ -320,10 +339,9 @@ class ConsumerGroup:
 
     def replay(self, key: ConsumerKey, value: ConsumerValue | None) -> None:
         """The effect of a record; None for a tombstone."""
-        name = key.name
-        self.size_bytes -= self._bytes_of(key)
-        if key.kind in (Kind.MEMBER, Kind.REGEX):
-            self._hashed = self._subscribed_topics = None
+        name, size_bytes = key.name, self._bytes_of(key)
+        if key.kind is Kind.REGEX:
+            self._known = self._subscribed_topics = None
         match key.kind, value:
             case Kind.GROUP, GroupEpoch(epoch, metadata_hash):
                 self.epoch, self.metadata_hash = epoch, metadata_hash
@@ -343,7 +361,10 @@ class ConsumerGroup:
                 self.regexes[name] = value
             case Kind.REGEX, _:
                 self.regexes.pop(name, None)
-        self.size_bytes += self._bytes_of(key)
+        if key.kind in (Kind.TARGET, Kind.CURRENT):
+            self._assigned_bytes += self._bytes_of(key) - size_bytes
+        else:
+            self._metadata_bytes += self._bytes_of(key) - size_bytes
 
     # Private
 
@@ -358,15 +379,19 @@ class ConsumerGroup:
             self._count(value, 1)
             if value.instance_id is not None:
                 self.static[value.instance_id] = name
-        else:
-            for kind in (_SESSION, _REBALANCE):
-                self._deadlines.cancel((kind, name))
+            return
+        for kind in (_SESSION, _REBALANCE):
+            self._deadlines.cancel((kind, name))
+        if not self.members:
+            self._reservation.size_bytes = 0
 
     def _count(self, member: MemberMetadata, change: int) -> None:
         for counter, names in ((self._topic_subscribers, member.topics), (self._regex_subscribers, [member.regex])):
             for each in names:
                 if each:
                     counter[each] += change
+                    if counter[each] == max(0, change):  # the first or the last subscriber
+                        self._known = self._subscribed_topics = None
                     if not counter[each]:
                         del counter[each]
 
@@ -399,16 +424,15 @@ class ConsumerGroup:
                 return None
 
     def _bytes_of(self, key: ConsumerKey) -> int:
-        match self.value(key):
-            case MemberMetadata() as member:
-                texts = (key.name, member.instance_id, member.rack_id, member.client_id, member.regex, *member.topics)
-                return MEMBER_BYTES + sum(TOPIC_BYTES + len(each or "") for each in texts)
-            case Target(partitions):
-                return size_of(partitions)
-            case Current() as current:
-                return 2 * size_of(current.assigned) + 2 * size_of(current.revoking)
-            case ResolvedRegex(topics):
-                return len(key.name) + sum(TOPIC_BYTES + len(each) for each in topics)
+        """Target and assignment of a member count together."""
+        name = key.name
+        match key.kind:
+            case Kind.MEMBER:
+                return member_bytes(name, self.members.get(name))
+            case Kind.TARGET | Kind.CURRENT:
+                return assigned_bytes(self.targets.get(name), self._currents.get(name))
+            case Kind.REGEX:
+                return regex_bytes(name, self.regexes[name].topics if name in self.regexes else None)
             case _:
                 return 0
 
@@ -439,54 +463,27 @@ class ConsumerGroup:
         timeout_ms = max(0, self.members[member_id].rebalance_timeout_ms)
         self._deadlines.set((_REBALANCE, member_id), now.ticks_ms + timeout_ms)
 
-    def _check_room(self, member_id: str) -> None:
-        most = self._settings.consumer_max_size
-        if len(self.members) >= most and member_id not in self.members:
-            text = f"The consumer group has reached its maximum capacity of {most} members."
-            raise Refused(Error.GROUP_MAX_SIZE_REACHED, text)
-
     def _check_member(
         self, request: ConsumerGroupHeartbeatRequest, member_id: str, owned: Assignment | None
     ) -> str | None:
-        """The static member that the new one succeeds."""
+        """The static member that the new one succeeds. Raises Refused."""
         instance_id = request.instance_id
         existing = self.static.get(instance_id) if instance_id is not None else None
         if request.member_epoch == JOINS and instance_id is not None:
-            if existing is not None and self.current(existing).epoch != LEAVES_FOR_NOW:
-                text = (
-                    f"Static member {member_id} with instance id {instance_id} cannot join the group because the "
-                    f"instance id is owned by {existing} member."
-                )
-                raise Refused(Error.UNRELEASED_INSTANCE_ID, text)
+            if existing is not None:
+                check_left(self.current(existing), existing, member_id, instance_id)
             return existing
-        if instance_id is not None:
-            self._check_static(member_id, instance_id)
-        elif member_id not in self.members and request.member_epoch != JOINS:
-            raise Refused(Error.UNKNOWN_MEMBER_ID, self._unknown(member_id))
-        self._check_epoch(self.current(member_id), request.member_epoch, owned)
+        is_known = member_id in self.members or request.member_epoch == JOINS
+        check_identity(member_id, instance_id, existing, self.group_id, is_known=is_known)
+        check_epoch(self.current(member_id), request.member_epoch, owned)
         return None
-
-    def _check_static(self, member_id: str, instance_id: str) -> None:
-        existing = self.static.get(instance_id)
-        if existing is None:
-            raise Refused(Error.UNKNOWN_MEMBER_ID, f"Instance id {instance_id} is unknown.")
-        if existing != member_id:
-            text = f"Static member {member_id} with instance id {instance_id} was fenced by member {existing}."
-            raise Refused(Error.FENCED_INSTANCE_ID, text)
-
-    def _check_epoch(self, current: Current, epoch: int, owned: Assignment | None) -> None:
-        """Source: kafka `GroupMetadataManager.throwIfConsumerGroupMemberEpochIsInvalid`."""
-        is_retry = epoch == current.previous_epoch and owned is not None and is_subset(owned, current.assigned)
-        if epoch > current.epoch or (epoch < current.epoch and not is_retry):
-            kind = "greater" if epoch > current.epoch else "smaller"
-            text = (
-                f"The consumer group member has a {kind} member epoch ({epoch}) than the one known by the group "
-                f"coordinator ({current.epoch}). The member must abandon all its partitions and rejoin."
-            )
-            raise Refused(Error.FENCED_MEMBER_EPOCH, text)
 
     def _check_regex(self, before: MemberMetadata, updated: MemberMetadata) -> None:
         regex = updated.regex
+        needed_bytes = self._reservation.unfit.get(regex or "", 0)
+        if regex not in self.regexes and needed_bytes and not self._reservation.has_room(needed_bytes):
+            text = f"The node has no room for the topics that SubscribedTopicRegex `{regex}` matches."
+            raise Refused(Error.GROUP_MAX_SIZE_REACHED, text)
         if not regex or regex == before.regex or self._regex_subscribers[regex]:
             return
         if (reason := regex_error(regex)) is not None:
@@ -494,9 +491,6 @@ class ConsumerGroup:
             raise Refused(Error.INVALID_REGULAR_EXPRESSION, text)
         if len(self._regex_subscribers) >= REGEXES_MAX:
             raise Refused(Error.GROUP_MAX_SIZE_REACHED, f"The group has {REGEXES_MAX} regular expressions already.")
-
-    def _unknown(self, member_id: str) -> str:
-        return f"Member {member_id} is not a member of group {self.group_id}."
 
     def _replace(self, former: str, member_id: str) -> None:
         """A static member comes back with another member id."""
@@ -517,8 +511,7 @@ class ConsumerGroup:
         is_known = bool(updated.regex) and self._regex_subscribers[updated.regex or ""] > 0
         self._put(Kind.MEMBER, member_id, updated)
         if updated.regex != old_regex:
-            if old_regex and not self._regex_subscribers[old_regex]:
-                self._put(Kind.REGEX, old_regex, None)
+            self._end_regex(old_regex)
             is_resolved = not updated.regex or (is_known and updated.regex in self.regexes)
             is_bumped = is_bumped or (is_resolved and bool(old_regex or updated.regex))
         return is_bumped or updated.topics != old_topics
@@ -528,6 +521,8 @@ class ConsumerGroup:
         if not self._regex_subscribers or self.is_resolving:
             return frozenset()
         last_ms = max((each.resolved_ms for each in self.regexes.values()), default=None)
+        if self._reservation.unfit:
+            last_ms = max(last_ms or 0, self._resolved_ms)
         age_ms = None if last_ms is None else now.wall_ms - last_ms
         if age_ms is not None and 0 <= age_ms < _REFRESH_PAUSE_MS:
             return frozenset()
@@ -536,22 +531,26 @@ class ConsumerGroup:
         has_other_topics = self._resolved_topics is None or self._resolved_topics.keys() != topics.keys()
         return frozenset(self._regex_subscribers) if is_due or is_unresolved or has_other_topics else frozenset()
 
+    def _end_regex(self, regex: str | None) -> None:
+        """Remove a regular expression without subscribers."""
+        if regex and not self._regex_subscribers[regex]:
+            self._put(Kind.REGEX, regex, None)
+            self._reservation.unfit.pop(regex, None)
+
     def _leave(self, request: ConsumerGroupHeartbeatRequest, topics: Topics) -> Beaten:
         member_id, instance_id = request.member_id, request.instance_id
-        if instance_id is not None:
-            self._check_static(member_id, instance_id)
-        elif member_id not in self.members:
-            raise Refused(Error.UNKNOWN_MEMBER_ID, self._unknown(member_id))
+        existing = self.static.get(instance_id) if instance_id is not None else None
+        check_identity(member_id, instance_id, existing, self.group_id, is_known=member_id in self.members)
         if instance_id is not None and request.member_epoch == LEAVES_FOR_NOW:
             left = replace(self.current(member_id), epoch=LEAVES_FOR_NOW, revoking=NO_PARTITIONS)
             self._put(Kind.CURRENT, member_id, left)
             self._deadlines.cancel((_REBALANCE, member_id))  # it has nothing to revoke: its session decides
         else:
-            self.remove(member_id, topics)
+            self.remove([member_id], topics)
         return Beaten(ConsumerGroupHeartbeatResponse(member_id=member_id, member_epoch=request.member_epoch))
 
     def _bump(self, topics: Topics) -> None:
-        self._put(Kind.GROUP, "", GroupEpoch(self.epoch + 1, self._hash(topics)))
+        self._put(Kind.GROUP, "", GroupEpoch(self.epoch + 1, self._facts(topics)[0]))
 
     def _subscribed(self) -> frozenset[str]:
         """The topics of all members."""
@@ -560,34 +559,42 @@ class ConsumerGroup:
             self._subscribed_topics = frozenset(self._topic_subscribers).union(*resolved)
         return self._subscribed_topics
 
-    def _hash(self, topics: Topics) -> int:
-        """Of the subscribed topics that exist; 0 for none. Not Kafka's: a broker that loads it assigns once more."""
-        if self._hashed is not None and self._hashed[0] is topics:
-            return self._hashed[1]
-        self._hashed = topics, hash_of([topics[name] for name in sorted(self._subscribed() & topics.keys())])
-        return self._hashed[1]
+    def _facts(self, topics: Topics) -> tuple[int, Mapping[UUID, int]]:
+        """A hash of the subscribed topics that exist, and the partitions of each.
 
-    def _assign(self, topics: Topics) -> None:
-        """Compute the target assignment of the group epoch. Source: kafka `TargetAssignmentBuilder`."""
-        known: dict[tuple[tuple[str, ...], str | None], frozenset[UUID]] = {}
-        subscribers = []
-        for name, member in self.members.items():
-            wanted = member.topics, member.regex
-            if wanted not in known:
-                regex = self.regexes.get(member.regex or "")
-                names = {*member.topics, *(regex.topics if regex is not None else ())} & topics.keys()
-                ids = (topics[each].topic_id for each in names)
-                known[wanted] = frozenset(each for each in ids if each is not None)
-            target = self.targets.get(name, NO_PARTITIONS)
-            subscribers.append(Subscriber(name, member.instance_id, known[wanted], target))
-        every = frozenset[UUID]().union(*known.values())
-        counts = {
-            each.topic_id: len(each.partitions)
-            for each in topics.values()
-            if each.topic_id is not None and each.topic_id in every
-        }
-        found = ASSIGNORS[self.assignor()](subscribers, counts)
+        The hash is not Kafka's: a broker that loads it assigns once more.
+        """
+        if self._known is None or self._known[0] is not topics:
+            subscribed = self._subscribed()
+            found = hash_of([topics[name] for name in sorted(subscribed & topics.keys())])
+            self._known = topics, found, counts_of(subscribed, topics)
+        return self._known[1:]
+
+    def _reserve(self, topics: Topics, grown: int, *, is_other: bool) -> bool:
+        """Whether the node has room for `grown` bytes of a member and, for `is_other` subscription, its partitions."""
+        if not is_other:
+            return grown <= 0 or self._reservation.has_room(grown)
+        counts = self._facts(topics)[1]
+        return self._reservation.has_room_for(counts, len(self.members), self._assigned_bytes, max(0, grown))
+
+    def _assign_if_due(self, topics: Topics, now: Moment) -> None:
+        """Compute the target assignment of the group epoch unless the group pauses."""
+        reservation, members = self._reservation, len(self.members)
+        if not reservation.is_due(now.ticks_ms):
+            return
+        is_newer, counts = self.epoch > self.assignment_epoch, self._facts(topics)[1]
+        if not is_newer and not reservation.is_short:
+            return
+        has_room = reservation.has_room_for(counts, members, self._assigned_bytes)
+        if not is_newer and not has_room:
+            return
+        if not is_newer:
+            self._bump(topics)
+        reservation.is_short = not has_room
+        admitted = counts if has_room else reservation.admitted(counts)
+        found = computed_targets(self.members, self.regexes, self.targets, topics, admitted)
         for name, partitions in found.items():
             if self.targets.get(name) != partitions:
                 self._put(Kind.TARGET, name, Target(partitions))
         self._put(Kind.TARGET_EPOCH, "", TargetEpoch(self.epoch))
+        reservation.assigned(admitted, members, now.ticks_ms)

@@ -37,17 +37,19 @@ from typing import Protocol
 
 from local.errors import InvalidRequest, LogError
 from local.names import TopicPartition, check_topic
-from tiered.serve.groups.consumer.assignments import TOPIC_BYTES
 from tiered.serve.groups.consumer.assignors import ASSIGNORS
 from tiered.serve.groups.consumer.description import described
-from tiered.serve.groups.consumer.group import MEMBER_BYTES, Beaten, Change, ConsumerGroup, Refused, Topics
+from tiered.serve.groups.consumer.fencing import Refused
+from tiered.serve.groups.consumer.group import Beaten, ConsumerGroup
 from tiered.serve.groups.consumer.records import (
+    Change,
     ConsumerKey,
     ConsumerValue,
     encode_consumer_key,
     encode_consumer_value,
 )
 from tiered.serve.groups.consumer.regexes import Resolution
+from tiered.serve.groups.consumer.targets import Topics
 from tiered.serve.groups.group import Group
 from tiered.serve.groups.group_settings import GroupSettings
 from tiered.serve.groups.group_states import GroupState, Moment
@@ -90,7 +92,7 @@ class Host(Protocol):
     def has_room(self, size_bytes: int) -> bool:
         """For members."""
 
-    def room_error(self) -> Error:
+    def room_error(self, group_id: str) -> Error:
         """Of a new group."""
 
     def settle(self, group: AnyGroup) -> object:
@@ -130,7 +132,7 @@ class ConsumerGroups:
 
     def load(self, group_id: str, records: Mapping[ConsumerKey, ConsumerValue]) -> ConsumerGroup:
         host = self._host
-        group = ConsumerGroup.loaded(group_id, records, host.settings, self._new_member_id, host.now())
+        group = ConsumerGroup.loaded(group_id, records, host.settings, self._new_member_id, host.now(), host.has_room)
         self._note_unsure(group_id, [key for key, value in records.items() if group.value(key) != value])
         return group
 
@@ -154,29 +156,39 @@ class ConsumerGroups:
             if error := await self._host.prepare():
                 raise Refused(error)
             group = self._group(request)
+            was_short = group.is_short
             found = group.heartbeat(request, client, topics, self._host.now())
         except Refused as refused:
             return ConsumerGroupHeartbeatResponse(error_code=refused.code, error_message=refused.message)
+        if group.is_short and not was_short:
+            _log.warning("no room for all partitions of a group, new ones are not assigned: group=%r", group.group_id)
         self._adopt(group)
         self._begin_to_resolve(group, found, may_match)
         error = await self._durable(group)
         return ConsumerGroupHeartbeatResponse(error_code=error) if error else found.response
 
-    async def leave(self, group: ConsumerGroup, who: MemberIdentity) -> MemberResponse:
+    async def leave(self, group: ConsumerGroup, members: Sequence[MemberIdentity]) -> tuple[MemberResponse, ...]:
         """LeaveGroup, by which an administrator removes members, static ones by their instance ids.
 
         Source: kafka `GroupMetadataManager.classicGroupLeaveToConsumerGroup`.
         """
-        instance_id, member_id = who.group_instance_id, who.member_id
-        owner = group.static.get(instance_id) if instance_id is not None else None
-        member_id = member_id or owner or ""
-        error = Error.UNKNOWN_MEMBER_ID
-        if instance_id is not None and owner not in (None, member_id):
-            error = Error.FENCED_INSTANCE_ID
-        elif member_id in group.members and (instance_id is None or owner is not None):
-            group.remove(member_id, self._topics)
-            error = await self._durable(group)
-        return replace(unknown(who), error_code=error)
+        left: dict[str, None] = {}
+        found = []
+        for each in members:
+            instance_id, error = each.group_instance_id, Error.UNKNOWN_MEMBER_ID
+            owner = group.static.get(instance_id) if instance_id is not None else None
+            owner = None if owner in left else owner
+            member_id = each.member_id or owner or ""
+            if instance_id is not None and owner not in (None, member_id):
+                error = Error.FENCED_INSTANCE_ID
+            elif member_id in group.members and member_id not in left and (instance_id is None or owner is not None):
+                left[member_id], error = None, Error.NONE
+            found.append(replace(unknown(each), error_code=error))
+        if left:
+            group.remove(left, self._topics)
+            failure = await self._durable(group)
+            found = [replace(each, error_code=each.error_code or failure) for each in found]
+        return tuple(found)
 
     def described(self, group_id: str, names: Mapping[uuid.UUID, str]) -> DescribedConsumerGroup:
         """`names` of topics by id."""
@@ -239,10 +251,6 @@ class ConsumerGroups:
         """The group of a request, a new one for a request that joins. Raises Refused."""
         host, name, joins = self._host, request.group_id, request.member_epoch == JOINS
         group = host.table.get(name)
-        names = request.subscribed_topic_names or ()
-        size_bytes = MEMBER_BYTES + sum(TOPIC_BYTES + len(each) for each in names)
-        if (joins or names) and not host.has_room(size_bytes):
-            raise Refused(Error.GROUP_MAX_SIZE_REACHED)
         if joins and self._unsure_bytes > UNSURE_BYTES_MAX:
             raise Refused(Error.COORDINATOR_NOT_AVAILABLE)
         if isinstance(group, ConsumerGroup):
@@ -251,9 +259,9 @@ class ConsumerGroups:
             what = "Group" if request.member_epoch < JOINS else "Consumer group"
             text = f"{what} {name} not found." if group is None else f"Group {name} is not a consumer group."
             raise Refused(Error.GROUP_ID_NOT_FOUND, text)
-        if group is None and (error := host.room_error()):
+        if group is None and (error := host.room_error(name)):
             raise Refused(error)
-        new = ConsumerGroup(name, host.settings, self._new_member_id)
+        new = ConsumerGroup(name, host.settings, self._new_member_id, host.has_room)
         if group is not None:
             if group.state is not GroupState.EMPTY:
                 text = f"Cannot upgrade classic group {name} to consumer group because online upgrade is disabled."

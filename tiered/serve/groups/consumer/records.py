@@ -23,10 +23,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
+from typing import NamedTuple
 from uuid import UUID
 
 from local.errors import Corrupt, InvalidRequest
 from tiered.serve.groups.coordinator_records import FieldReader
+from tiered.serve.groups.offsets_records import GroupKey
 
 Assignment = Mapping[UUID, frozenset[int]]  # partition numbers by topic id; never changed; without empty sets
 NO_PARTITIONS: Assignment = MappingProxyType({})
@@ -121,6 +123,14 @@ class ResolvedRegex:
 
 
 ConsumerValue = GroupEpoch | MemberMetadata | TargetEpoch | Target | Current | ResolvedRegex
+
+
+class Change(NamedTuple):
+    """A record, and the value that the key had before. A `GroupKey`: the group was a classic one."""
+
+    key: ConsumerKey | GroupKey
+    value: ConsumerValue | None
+    before: ConsumerValue | None
 
 
 def encode_consumer_key(key: ConsumerKey) -> bytes:

@@ -15,6 +15,7 @@ from local.errors import Corrupt, DiskFailed, InvalidRequest, NotFound, Unavaila
 from local.names import TopicPartition
 from tiered.config.config import Config
 from tiered.serve.groups import coordinator as coordinators
+from tiered.serve.groups import room
 from tiered.serve.groups.commits import Committer, NewOffset
 from tiered.serve.groups.committed import CommittedOffsets
 from tiered.serve.groups.consumer.membership import AnyGroup
@@ -551,7 +552,7 @@ def test_a_deadline_that_fails_does_not_end_the_others(
 
 def test_groups_members_and_offsets_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(world: World) -> None:
-        monkeypatch.setattr(coordinators, "GROUPS_MAX", 2)
+        monkeypatch.setattr(room, "GROUPS_MAX", 2)
         monkeypatch.setattr(coordinators, "OFFSETS_MAX", 3)
         await world.groups.commit(SIMPLE, [new(1), new(2, P1)])
         assert (
@@ -562,7 +563,7 @@ def test_groups_members_and_offsets_are_bounded(monkeypatch: pytest.MonkeyPatch)
         assert await world.groups.commit(Committer(group_id="i"), [new(1)]) == [Error.INVALID_COMMIT_OFFSET_SIZE]
         await world.groups.delete_groups(["h"])
         await world.member("i")
-        monkeypatch.setattr(coordinators, "MEMBER_BYTES_MAX", 100)
+        monkeypatch.setattr(room, "MEMBER_BYTES_MAX", 100)
         found = await world.groups.join(joining(group_id="i"), CLIENT, 9)
         assert found.error_code is Error.GROUP_MAX_SIZE_REACHED
 
@@ -571,7 +572,7 @@ def test_groups_members_and_offsets_are_bounded(monkeypatch: pytest.MonkeyPatch)
 
 def test_member_ids_that_are_not_used_yet_count(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(world: World) -> None:
-        monkeypatch.setattr(coordinators, "MEMBER_BYTES_MAX", 50_000)
+        monkeypatch.setattr(room, "MEMBER_BYTES_MAX", 50_000)
         client = replace(CLIENT, client_id="c" * 32_000)
         found = await world.groups.join(joining(group_id="g0"), client, 9)
         assert len(found.member_id) <= 64 + 37  # a dash and a UUID

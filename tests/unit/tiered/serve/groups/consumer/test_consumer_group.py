@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from consumer_world import REBALANCE_MS, SESSION_MS, SETTINGS, ConsumerWorld, Peer, id_of, joining, topics
 
 from tiered.serve.groups.consumer import group as groups
-from tiered.serve.groups.consumer import regexes
-from tiered.serve.groups.consumer.records import ConsumerKey, Current, Kind, MemberState, Target
+from tiered.serve.groups.consumer import regexes, sizes
+from tiered.serve.groups.consumer.fencing import Refused
+from tiered.serve.groups.consumer.records import Assignment, ConsumerKey, Current, Kind, MemberState, Target
 from tiered.serve.groups.group_states import GroupState
 from tiered.serve.messages.base import Error
 from tiered.serve.messages.consumer_groups import ConsumerGroupHeartbeatRequest
@@ -293,7 +295,7 @@ def test_a_group_is_described_as_it_is_sized() -> None:
     assert world.group.size_bytes == 0
     one = Peer(world, "one", "six")
     one.beat()
-    assert world.group.size_bytes > groups.MEMBER_BYTES
+    assert world.group.size_bytes > sizes.MEMBER_BYTES
     one.leave()
     assert world.group.size_bytes == 0
 
@@ -335,7 +337,7 @@ def test_a_member_without_topics_after_a_change_of_its_expression_loses_its_part
 def test_an_expression_without_the_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "re2", None)
     request = joining("one", subscribed_topic_regex="six.*")
-    with pytest.raises(groups.Refused, match="extra `kafka`") as refused:
+    with pytest.raises(Refused, match="extra `kafka`") as refused:
         ConsumerWorld().request(request)
     assert refused.value.code is Error.INVALID_REGULAR_EXPRESSION
 
@@ -360,3 +362,80 @@ def test_the_subscribed_topics_are_computed_once_for_all_offsets() -> None:
     assert world.group.is_subscribed("six")
     Peer(world, "two", "two").beat()
     assert world.group.is_subscribed("two"), "a new member changes them"
+
+
+class CountedAssignments:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        compute = groups.computed_targets
+
+        def counted(*facts: Any) -> dict[str, Assignment]:
+            self.count += 1
+            return compute(*facts)
+
+        monkeypatch.setattr(groups, "computed_targets", counted)
+
+
+def test_sessions_that_end_one_after_the_other_have_few_assignments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each ms one session of a large group ends, and one survivor has a heartbeat."""
+    world = ConsumerWorld(replace(SETTINGS, consumer_max_size=200), many=2000)
+    peers = [Peer(world, f"m{number:03}", "many") for number in range(200)]
+    for each in peers:
+        each.beat()
+    world.advance(SESSION_MS // 2)
+    for each in peers[100:]:
+        each.beat()
+    for each in peers[:100]:
+        world.now_ms += 1
+        each.beat()
+    world.advance(SESSION_MS - 100)
+    for each in peers[100:]:
+        each.beat()
+    counted, survivors = CountedAssignments(monkeypatch), iter(peers[100:])
+    epoch = world.group.epoch
+    for _ in range(100):
+        world.advance(1)
+        next(survivors).beat()
+    world.advance(100)
+    assert len(world.group.members) == 100
+    assert world.group.epoch - epoch >= 50, "the sessions ended at many times"
+    assert counted.count <= 3
+    world.advance(1000)
+    for _ in range(3):
+        for each in peers[100:]:
+            each.beat()
+    assert world.group.state is GroupState.STABLE
+    owned = [each for peer in peers[100:] for each in peer.owned]
+    assert len(owned) == len(set(owned)) == 2000
+
+
+def test_many_joins_of_a_large_group_have_few_assignments(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = ConsumerWorld(replace(SETTINGS, consumer_max_size=200), many=2000)
+    counted = CountedAssignments(monkeypatch)
+    peers = [Peer(world, f"m{number:03}", "many") for number in range(200)]
+    for each in peers:
+        each.beat()
+        world.advance(1)
+    assert counted.count <= 2
+    world.advance(1000)
+    for _ in range(3):
+        for each in peers:
+            each.beat()
+    assert {len(each.owned) for each in peers} == {10}
+    assert world.group.state is GroupState.STABLE
+
+
+def test_a_small_group_has_an_assignment_for_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, counted = ConsumerWorld(), CountedAssignments(monkeypatch)
+    for number in range(3):
+        Peer(world, f"m{number}", "six").beat()
+    assert (counted.count, world.group.epoch, world.group.assignment_epoch) == (3, 3, 3)
+
+
+def test_a_change_of_members_with_the_same_topics_computes_no_metadata_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = ConsumerWorld(six=6, two=2)
+    Peer(world, "one", "six", "two").beat()
+    monkeypatch.setattr(groups, "hash_of", lambda topics: pytest.fail("it was computed"))
+    two = Peer(world, "two", "six")
+    two.beat()
+    two.leave()

@@ -13,8 +13,7 @@ from group_world import joining as classic_joining
 
 from local.errors import DiskFailed
 from local.names import TopicPartition
-from tiered.serve.groups import coordinator as coordinators
-from tiered.serve.groups import offsets_writer
+from tiered.serve.groups import offsets_writer, room
 from tiered.serve.groups.commits import Committer, NewOffset
 from tiered.serve.groups.consumer.group import ConsumerGroup
 from tiered.serve.groups.consumer.records import ConsumerKey, Kind, encode_consumer_key
@@ -447,13 +446,176 @@ def test_expressions_match_only_what_the_client_may_see() -> None:
 
 def test_the_node_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(world: World) -> None:
-        monkeypatch.setattr(coordinators, "GROUPS_MAX", 1)
+        monkeypatch.setattr(room, "GROUPS_MAX", 1)
         assert not (await world.beat(joining("one", "six"))).error_code
         other = replace(joining("one", "six"), group_id="other")
         assert (await world.beat(other)).error_code is Error.GROUP_MAX_SIZE_REACHED
-        monkeypatch.setattr(coordinators, "MEMBER_BYTES_MAX", 5000)
+        monkeypatch.setattr(room, "MEMBER_BYTES_MAX", 5000)
         assert (await world.beat(joining("two", "six"))).error_code is Error.GROUP_MAX_SIZE_REACHED
         assert not (await world.beat(beating("one", 1))).error_code
+
+    run(work)
+
+
+def full(world: World, monkeypatch: pytest.MonkeyPatch, free_bytes: int) -> None:
+    """Leave room for `free_bytes` of members."""
+    monkeypatch.setattr(room, "MEMBER_BYTES_MAX", world.groups._room._total + free_bytes)
+
+
+def is_within_its_limit(world: World) -> bool:
+    return world.groups._room._total <= room.MEMBER_BYTES_MAX
+
+
+@pytest.mark.parametrize("name", ["subscribed_topic_regex", "instance_id", "rack_id", "member_id"])
+def test_the_texts_of_a_member_count_before_it_is_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(world: World) -> None:
+        await world.beat(joining("one", "six"))
+        full(world, monkeypatch, 6000)
+        request = replace(joining("two", "six"), **{name: "x" * 1900})
+        assert not (await world.beat(request)).error_code
+        await world.beat(beating("two" if name != "member_id" else "x" * 1900, -1, instance_id=request.instance_id))
+        full(world, monkeypatch, 3500)
+        found = await world.beat(request)
+        assert found.error_code is Error.GROUP_MAX_SIZE_REACHED
+        assert world.group().members.keys() == {"one"}
+        assert not (await world.beat(beating("one", 1))).error_code
+        assert is_within_its_limit(world)
+
+    run(work)
+
+
+def test_a_member_that_asks_for_more_partitions_than_the_node_has_room_for_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(world: World) -> None:
+        world.topics = topics(six=6, two=2, large=1000)
+        await world.beat(joining("one", "six"))
+        full(world, monkeypatch, 100_000)
+        before = world.group().size_bytes
+        for request in (joining("two", "large"), beating("one", 1, subscribed_topic_names=("large",))):
+            found = await world.beat(request)
+            assert found.error_code is Error.GROUP_MAX_SIZE_REACHED
+            assert found.error_message == "The node has no room for more members and partitions."
+        found = await world.beat(replace(joining("two", "large"), group_id="new"))
+        assert found.error_code is Error.GROUP_MAX_SIZE_REACHED
+        assert (world.group().members.keys(), world.group().epoch, world.group().size_bytes) == ({"one"}, 1, before)
+        assert world.groups.groups().keys() == {"g"}
+        assert not (await world.beat(beating("one", 1))).error_code
+        full(world, monkeypatch, 1_000_000)
+        assert not (await world.beat(joining("two", "large"))).error_code
+        assert len(world.group().targets["two"][id_of("large")]) == 1000
+        assert is_within_its_limit(world)
+        assert (await world.restarted()).group().targets == world.group().targets
+
+    run(work)
+
+
+def test_partitions_that_were_created_without_room_are_assigned_once_there_is_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(world: World) -> None:
+        await world.beat(joining("one", "six"))
+        await world.beat(joining("two", "six"))
+        full(world, monkeypatch, 2000)
+        world.topics = topics(six=1000, two=2)
+        for _ in range(3):
+            for name in ("one", "two"):
+                found = await world.beat(beating(name, world.group().current(name).epoch, topic_partitions=()))
+                assert not found.error_code
+        assert sum(len(each[id_of("six")]) for each in world.group().targets.values()) == 6
+        assert world.group().is_short
+        assert is_within_its_limit(world)
+        await world.beat(beating("two", -1))
+        await world.beat(beating("one", world.group().current("one").epoch, topic_partitions=()))
+        assert world.group().targets["one"] == {id_of("six"): frozenset(range(6))}, "the others are assigned anew"
+        monkeypatch.setattr(room, "MEMBER_BYTES_MAX", 64 << 20)
+        await world.beat(beating("one", world.group().current("one").epoch, topic_partitions=()))
+        assert len(world.group().targets["one"][id_of("six")]) == 1000
+        assert not world.group().is_short
+
+    run(work)
+
+
+def test_the_names_that_an_expression_matches_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(world: World) -> None:
+        world.topics = topics(six=6, two=2)
+        await world.beat(joining("one", "six"))
+        world.topics = topics(six=6, two=2, **{f"n{number}": 1 for number in range(500)})
+        full(world, monkeypatch, 20_000)
+        request = joining("two", subscribed_topic_names=None, subscribed_topic_regex="n.*")
+        assert not (await world.beat(request)).error_code
+        await until(lambda: not world.group().is_resolving)
+        await until(lambda: not world.groups.consumers.is_busy(world.group()))
+        found = await world.beat(beating("two", world.group().current("two").epoch))
+        assert found.error_code is Error.GROUP_MAX_SIZE_REACHED
+        assert found.error_message == "The node has no room for the topics that SubscribedTopicRegex `n.*` matches."
+        assert not world.group().regexes
+        assert is_within_its_limit(world)
+        assert not (await world.beat(beating("one", 1, topic_partitions=()))).error_code
+        assert not world.group().is_resolving, "not with each heartbeat again"
+        monkeypatch.setattr(room, "MEMBER_BYTES_MAX", 64 << 20)
+        world.ms += 10_000
+        assert not (await world.beat(beating("two", world.group().current("two").epoch))).error_code
+        await until(lambda: bool(world.group().regexes))
+        assert len(world.group().regexes["n.*"].topics) == 500
+
+    run(work)
+
+
+def test_an_expression_that_matches_more_names_than_there_is_room_for_retains_those_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(world: World) -> None:
+        request = joining("one", subscribed_topic_names=None, subscribed_topic_regex="...|n.*")
+        await world.beat(request)
+        await until(lambda: bool(world.group().regexes))
+        await until(lambda: not world.groups.consumers.is_busy(world.group()))
+        await world.beat(beating("one", 1, topic_partitions=()))
+        full(world, monkeypatch, 20_000)
+        world.topics = topics(six=6, two=2, **{f"n{number}": 1 for number in range(500)})
+        world.ms += 10_000
+        for _ in range(3):
+            found = await world.beat(beating("one", world.group().current("one").epoch, topic_partitions=()))
+            assert not found.error_code
+            await until(lambda: not world.group().is_resolving)
+        assert world.group().regexes["...|n.*"].topics == ("six",)
+        assert world.group().current("one").assigned == {id_of("six"): frozenset(range(6))}
+        assert is_within_its_limit(world)
+
+    run(work)
+
+
+def test_the_names_of_groups_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(world: World) -> None:
+        await world.groups.prepare()
+        monkeypatch.setattr(room, "MEMBER_BYTES_MAX", 50_000)
+        names = [f"{number}" + "x" * 20_000 for number in range(3)]
+        codes = []
+        for name in names:
+            committer = Committer(group_id=name)
+            codes += await world.groups.commit(committer, [NewOffset(partition=P0, offset=5)])
+        assert codes == [Error.NONE, Error.NONE, Error.INVALID_COMMIT_OFFSET_SIZE]
+        found = await world.beat(replace(joining("one", "six"), group_id=names[2]))
+        assert found.error_code is Error.GROUP_MAX_SIZE_REACHED
+
+    run(work)
+
+
+def test_members_that_are_removed_together_have_one_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(world: World) -> None:
+        for number in range(20):
+            await world.beat(joining(f"m{number}", "six"))
+        epoch, appends = world.group().epoch, len(world.log.records())
+        left = await world.leave(*(MemberIdentity(member_id=f"m{number}") for number in (0, 1, 2, 1, 99)))
+        codes = [each.error_code for each in left.members]
+        assert codes == [Error.NONE] * 3 + [Error.UNKNOWN_MEMBER_ID] * 2
+        assert world.group().epoch == epoch + 1
+        world.ms += SESSION_MS
+        world.groups.advance()
+        await until(lambda: not world.groups.consumers.is_busy(world.group()))
+        assert (world.group().state, world.group().epoch) == (GroupState.EMPTY, epoch + 2)
+        assert len(world.log.records()) - appends == 20 * 3 + 2, "the tombstones and two epochs"
+        assert (await world.restarted()).group().is_idle
 
     run(work)
 
