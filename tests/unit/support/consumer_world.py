@@ -63,13 +63,17 @@ class ConsumerWorld:
         self.topics = topics(**(counts or {"six": 6}))
         self.ids = count(1)
         self.settings = settings
-        self.group = ConsumerGroup("g", settings, lambda: f"new-{next(self.ids)}")
+        self.is_full = False
+        self.group = ConsumerGroup("g", settings, lambda: f"new-{next(self.ids)}", self.has_room)
         self.stored: dict[ConsumerKey, ConsumerValue] = {}
         self.now_ms = 0
 
     @property
     def now(self) -> Moment:
         return Moment(self.now_ms, WALL_MS + self.now_ms)
+
+    def has_room(self, size_bytes: int) -> bool:
+        return not self.is_full
 
     def request(self, request: ConsumerGroupHeartbeatRequest, *, fails: bool = False) -> Beaten:
         """Raises Refused. With `fails` the changes are not stored and taken back."""
@@ -115,7 +119,7 @@ class ConsumerWorld:
             self.store()
 
     def loaded(self) -> ConsumerGroup:
-        return ConsumerGroup.loaded("g", self.stored, self.settings, str, self.now)
+        return ConsumerGroup.loaded("g", self.stored, self.settings, str, self.now, self.has_room)
 
     def facts(self, group: ConsumerGroup | None = None) -> tuple[object, ...]:
         """The state of a group, for comparisons."""
@@ -165,7 +169,7 @@ class Peer:
         try:
             found = self.world.request(request, fails=fails)
         except Refused as refused:
-            if refused.code in (Error.FENCED_MEMBER_EPOCH, Error.UNKNOWN_MEMBER_ID):
+            if refused.code in (Error.FENCED_MEMBER_EPOCH, Error.UNKNOWN_MEMBER_ID, Error.GROUP_MAX_SIZE_REACHED):
                 self.epoch, self.owned, self.assigned = 0, set(), set()
             return refused.code
         if is_lost or fails:

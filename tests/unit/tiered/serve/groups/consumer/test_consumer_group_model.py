@@ -1,5 +1,7 @@
 """Clients of one group that join, beat, stall, crash, leave and change while time passes, topics change, stores fail.
 
+The node has room for more members and partitions, or has none. A group may pause between two assignments.
+
 Invariants: a partition has one owner at most, in the coordinator and among the clients that live; the group epoch never
 falls; no epoch is above that of the group; a load from the log gives the same group; members that beat get the target
 assignment, and all partitions together.
@@ -7,11 +9,13 @@ assignment, and all partitions together.
 
 from __future__ import annotations
 
+import pytest
 from consumer_world import SESSION_MS, ConsumerWorld, Peer, topics
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from tiered.serve.groups.consumer import reservation
 from tiered.serve.groups.group_states import GroupState
 
 AT = st.integers(0, 4)
@@ -68,6 +72,10 @@ class ConsumerGroups(RuleBasedStateMachine):
         a = max(a, len(self.world.topics["a"].partitions))
         self.world.topics = topics(a=a, b=3) if has_b else topics(a=a)
 
+    @rule(is_full=st.booleans())
+    def fill(self, is_full: bool) -> None:
+        self.world.is_full = is_full
+
     @rule()
     def crash(self) -> None:
         self.world.group = self.world.loaded()
@@ -100,6 +108,7 @@ class ConsumerGroups(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """All come to rest: the clients that beat own everything that they subscribe to."""
+        self.world.is_full = False
         for peer in self.peers:
             peer.names = ("a", "b") if "subscribed_topic_regex" not in peer.fields else ()
         for _ in range(20):
@@ -117,3 +126,22 @@ class ConsumerGroups(RuleBasedStateMachine):
 
 ConsumerGroups.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestConsumerGroups = ConsumerGroups.TestCase
+
+
+class PausingConsumerGroups(ConsumerGroups):
+    """The group computes an assignment each five seconds at most."""
+
+    def __init__(self) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(reservation, "WORK_PER_MS", 0.001)
+        super().__init__()
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            self.patch.undo()
+
+
+PausingConsumerGroups.TestCase.settings = ConsumerGroups.TestCase.settings
+TestPausingConsumerGroups = PausingConsumerGroups.TestCase
