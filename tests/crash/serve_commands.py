@@ -1,7 +1,8 @@
 """Administration during a race: commands of the project, and Kafka's own tools, one after the other in two threads.
 
-A command that runs while the node serves from its beginning to its end must succeed. Any other may fail: the state of
-its topic is then the old or the new one, and the topic is left alone.
+A command that runs while the node serves from its beginning to its end must succeed, unless the store gives no reply
+before the deadline. Any other may fail: the state of its topic is then the old or the new one, and the topic is left
+alone.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 PRODUCER, CONSUMER = "org.apache.kafka.tools.VerifiableProducer", "org.apache.kafka.tools.VerifiableConsumer"
 JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx128m")
 State = tuple[int, str]  # partitions, retention.ms
+# The S3 server of the race answers one request at a time, so on a busy machine some wait too long.
+UNAVAILABLE, NO_REPLY = 6, "no reply before the deadline"
 
 
 @dataclass
@@ -109,7 +112,8 @@ class Commands:
         begun_s = time.monotonic()
         done = self._world.tiered(*words, stdin=stdin)
         self._race.count("commands" if not done.returncode else f"commands that ended with {done.returncode}")
-        if done.returncode and self._world.node.was_up(begun_s):
+        is_silent = done.returncode == UNAVAILABLE and NO_REPLY in done.stderr
+        if done.returncode and not is_silent and self._world.node.was_up(begun_s):
             self._race.broken(f"{' '.join(words)} ended with {done.returncode}: {done.stderr[-600:]}")
         if "Traceback" in done.stderr:
             self._race.broken(f"{' '.join(words)}: {done.stderr[-2000:]}")
