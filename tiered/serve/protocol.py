@@ -10,6 +10,8 @@ request of a version (some 25 ms).
 | another API or version whose response has one error code for all | `Unsupported`, answered with UNSUPPORTED_VERSION |
 | anything else | InvalidRequest: the connection is closed, as Kafka does |
 
+Usual fetches have a codec of their own (`tiered.serve.fetch_codec`), which is faster and has the same results.
+
 A client uses `encode_request` and `read_response`. OWN are the APIs of this project, which Kafka does not have: their
 messages are JSON (`tiered.serve.messages.operations`).
 """
@@ -28,6 +30,7 @@ from kio.index import KioIndexError, load_request_schema, load_response_schema
 from kio.schema.index import api_key_map
 
 from local.errors import InvalidRequest
+from tiered.serve import fetch_codec
 from tiered.serve.codec import Cursor, Frame, is_flexible, reader_of, writer_of
 from tiered.serve.messages import (
     cluster,
@@ -69,6 +72,7 @@ OWN: Mapping[int, Versions] = operations.APIS
 _KNOWN = {**SERVED, **OWN}
 # Of a server without Produce, which closes the connection after such a request.
 _PRODUCE = Versions(3, 3, object, object)
+_FETCH = struct.pack(">h", Api.FETCH)
 _INT16, _INT32 = struct.Struct(">h"), struct.Struct(">i")
 
 
@@ -106,6 +110,12 @@ def parse(data: bytes | bytearray, apis: Mapping[int, Versions] = SERVED) -> Rec
 
     Bytes after the request are ignored, as by Kafka: librdkafka 2.16 sends three after Metadata for all topics.
     """
+    if data[:2] == _FETCH and len(data) <= fetch_codec.BYTES_MAX and Api.FETCH in apis:
+        found = fetch_codec.read(data)
+        if found is not None:
+            version, correlation_id, client_id, fetching = found
+            head = Header(api_key=Api.FETCH, api_version=version, correlation_id=correlation_id, client_id=client_id)
+            return Received(header=head, request=fetching)
     cursor = Cursor(memoryview(data))
     key, version = cursor.number(_INT16), cursor.number(_INT16)
     header = Header(api_key=key, api_version=version, correlation_id=cursor.number(_INT32))
@@ -127,6 +137,10 @@ def encode(header: Header, response: object, bytes_max: int = sys.maxsize) -> li
     Pieces of record batches are pieces themselves, so they must not change until they were sent. Raises FrameTooLarge
     as soon as the other fields have more than `bytes_max`.
     """
+    if isinstance(response, fetch.FetchResponse):
+        pieces = fetch_codec.write(header.api_version, header.correlation_id, response, bytes_max)
+        if pieces is not None:
+            return pieces
     write, is_flexible_header = _response_writer(header.api_key, header.api_version, type(response))  # type: ignore[arg-type]  # a class is hashable
     frame = _begun(header, bytes_max, is_flexible_header=is_flexible_header)
     write(frame, response)
