@@ -9,6 +9,9 @@ Both hold at most SLICE_BYTES of a response besides its own buffers, and FILE_SL
 loaded, which a thread does. After BURST_BYTES the event loop serves the other connections, so that a fast client does
 not delay them.
 
+While the socket has no room, the event loop itself writes on whenever it has some. The task of the connection continues
+after the last byte: its wake-up for each piece would cost more than the piece.
+
 A plain connection never writes through its transport, which so owns no bytes. Every system call follows a check, in the
 same step of the event loop, that the transport is open: its descriptor cannot belong to another connection.
 """
@@ -20,8 +23,8 @@ import itertools
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from local.errors import Corrupt
 from tiered.serve.file_range import FileRange
@@ -51,6 +54,9 @@ class Sender:
         if is_tcp:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
         self._copy: int | None = None  # of the transport's descriptor, once the client was slower than the server
+        self._loop = asyncio.get_running_loop()
+        self._waiting: asyncio.Future[None] | None = None  # for room in the socket
+        self._timer: asyncio.TimerHandle | None = None
         self._deadline_s = 0.0
         self._slice_end = self._burst_end = 0  # in `sent_bytes`
         self._transport.set_write_buffer_limits(high=SLICE_BYTES)
@@ -69,21 +75,22 @@ class Sender:
                 self._hold_back(is_held=False)
 
     def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         if self._copy is not None:
             os.close(self._copy)
             self._copy = None
 
     async def _send_all(self, pieces: Sequence[Piece]) -> None:
-        for is_file, group in itertools.groupby(pieces, lambda piece: isinstance(piece, FileRange)):
-            if is_file:
-                for each in group:
-                    assert isinstance(each, FileRange), "the group has ranges alone"
-                    await (self._send_file(each) if self._is_plain else self._send_read(each))
-            elif self._is_plain:
-                await self._send_buffers([each for each in group if not isinstance(each, FileRange)])
-            else:
-                for each in group:
-                    await self._send_encrypted(memoryview(each))  # type: ignore[arg-type]  # no range is in the group
+        buffers: list[bytes | bytearray | memoryview] = []
+        for each in pieces:
+            if not isinstance(each, FileRange):
+                buffers.append(each)
+                continue
+            await self._send_buffers(buffers)
+            buffers = []
+            await (self._send_file(each) if self._is_plain else self._send_read(each))
+        await self._send_buffers(buffers)
 
     def _hold_back(self, *, is_held: bool) -> None:
         """Whether the kernel sends only full packets. Without it the head of a response wakes its client too early."""
@@ -92,28 +99,17 @@ class Sender:
             self._is_held = is_held
 
     async def _send_buffers(self, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
-        parts = deque(
-            whole[at : at + BURST_BYTES]
-            for whole in (memoryview(each).cast("B") for each in buffers)
-            for at in range(0, len(whole), BURST_BYTES)
-        )
-        while parts:
-            sent = await self._written(partial(_send_some, list(itertools.islice(parts, _BUFFERS_MAX))))
-            while parts and sent >= len(parts[0]):
-                sent -= len(parts.popleft())
-            if sent:
-                parts[0] = parts[0][sent:]
+        if self._is_plain:
+            await self._write(_Buffers(buffers))
+            return
+        for each in buffers:
+            await self._send_encrypted(memoryview(each))
 
     async def _send_file(self, whole: FileRange) -> None:
-        for part in whole.slices(FILE_SLICE_BYTES):
+        for part in whole.slices(FILE_SLICE_BYTES) if whole.nbytes > FILE_SLICE_BYTES else (whole,):
             if not part.is_cached():
                 await self._load(part)
-            rest = part
-            while rest:
-                sent = await self._written(partial(_send_range, rest))
-                if not sent:
-                    raise _shorter(rest)
-                rest = rest.after(sent)
+            await self._write(_File(part))
 
     async def _send_read(self, whole: FileRange) -> None:
         for part in whole.slices(SLICE_BYTES):
@@ -135,61 +131,111 @@ class Sender:
         """Read a part in a thread. The other connections do not wait for the disk."""
         return await asyncio.shield(self._pool.run(part.file, ("cold", next(_cold_reads)), part.read))
 
-    async def _written(self, write: Callable[[int], int]) -> int:
-        """The number of bytes that the socket took, when it takes some."""
-        while True:
+    async def _write(self, work: _Work) -> None:
+        """Write all of it: now what the socket takes, the rest in the event loop as the client reads."""
+        if self._advance(work):
+            return
+        done: asyncio.Future[None] = self._loop.create_future()
+        if self._copy is None:
+            # The event loop refuses the transport's own descriptor; a copy of it tells the same.
+            self._copy = os.dup(self._socket.fileno())
+        self._loop.add_writer(self._copy, self._continue, work, done)
+        self._waiting = done
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._deadline_s, self._check_deadline)
+        try:
+            await done
+        finally:
+            self._waiting = None
+            self._loop.remove_writer(self._copy)
+            del done  # its error has this frame, which would keep the file open
+
+    def _continue(self, work: _Work, done: asyncio.Future[None]) -> None:
+        if done.done():
+            return
+        try:
+            if self._advance(work):
+                done.set_result(None)
+        except Exception as error:  # noqa: BLE001 - it belongs to the task of the connection
+            done.set_exception(error)
+            del done  # as in `_write`
+
+    def _advance(self, work: _Work) -> bool:
+        """Write what the socket takes, until BURST_BYTES are sent. Whether all is written."""
+        while work.is_left:
             if self._transport.is_closing():
                 raise ConnectionResetError("the connection is closed")
             if self.sent_bytes >= self._burst_end:
                 self._burst_end = self.sent_bytes + BURST_BYTES
-                await asyncio.sleep(0)
-                continue
-            fd = self._socket.fileno()
+                return False
             try:
-                sent = write(fd)
+                self.sent_bytes += work.write(self._socket.fileno())
             except BlockingIOError:
-                await self._until_writable(fd)
-                continue
-            self.sent_bytes += sent
+                return False
             if self.sent_bytes >= self._slice_end:
                 self._start_slice()
-            return sent
+        return True
 
-    async def _until_writable(self, fd: int) -> None:
-        loop = asyncio.get_running_loop()
-        writable: asyncio.Future[None] = loop.create_future()
-        if self._copy is None:
-            # The event loop refuses the transport's own descriptor; a copy of it tells the same.
-            self._copy = os.dup(fd)
-        loop.add_writer(self._copy, _finish, writable)
-        timer = loop.call_at(self._deadline_s, _expire, writable)
-        try:
-            await writable
-        finally:
-            timer.cancel()
-            loop.remove_writer(self._copy)
+    def _check_deadline(self) -> None:
+        """End the sending, if the client took no slice in time. The timer serves all waits until its time."""
+        self._timer = None
+        if self._waiting is None or self._waiting.done():
+            return
+        if self._loop.time() >= self._deadline_s:
+            self._waiting.set_exception(TimeoutError())
+        else:
+            self._timer = self._loop.call_at(self._deadline_s, self._check_deadline)
 
     def _start_slice(self) -> None:
         self._slice_end = self.sent_bytes + SLICE_BYTES
-        self._deadline_s = asyncio.get_running_loop().time() + self._send_s
+        self._deadline_s = self._loop.time() + self._send_s
 
 
-def _send_range(part: FileRange, fd: int) -> int:
-    return os.sendfile(fd, part.file.fd, part.position, part.nbytes)
+class _Work(Protocol):
+    """Bytes to write to a descriptor."""
+
+    @property
+    def is_left(self) -> bool: ...
+
+    def write(self, fd: int) -> int:
+        """Write some of what is left; the number of bytes. Raises BlockingIOError for none, Corrupt for a cut file."""
 
 
-def _send_some(parts: Sequence[memoryview], fd: int) -> int:
-    return os.writev(fd, parts)
+class _Buffers:
+    def __init__(self, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
+        self._parts = deque([memoryview(each).cast("B") for each in buffers])
+
+    @property
+    def is_left(self) -> bool:
+        return bool(self._parts)
+
+    def write(self, fd: int) -> int:
+        parts = self._parts
+        if len(parts[0]) > BURST_BYTES:
+            sent = left = os.write(fd, parts[0][:BURST_BYTES])
+        else:
+            sent = left = os.writev(fd, list(itertools.islice(parts, _BUFFERS_MAX)))
+        while parts and left >= len(parts[0]):
+            left -= len(parts.popleft())
+        if left:
+            parts[0] = parts[0][left:]
+        return sent
 
 
-def _finish(writable: asyncio.Future[None]) -> None:
-    if not writable.done():
-        writable.set_result(None)
+class _File:
+    def __init__(self, part: FileRange) -> None:
+        self._file, self._at, self._end = part.file, part.position, part.position + part.nbytes
 
+    @property
+    def is_left(self) -> bool:
+        return self._at < self._end
 
-def _expire(writable: asyncio.Future[None]) -> None:
-    if not writable.done():
-        writable.set_exception(TimeoutError())
+    def write(self, fd: int) -> int:
+        sent = os.sendfile(fd, self._file.fd, self._at, self._end - self._at)
+        if not sent:
+            raise _shorter(FileRange(self._file, self._at, self._end - self._at))
+        self._at += sent
+        return sent
 
 
 def _shorter(part: FileRange) -> Corrupt:
