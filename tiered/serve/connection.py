@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import ssl
 import struct
@@ -36,7 +37,7 @@ from typing import Any
 from local.errors import InvalidRequest, LogError
 from tiered.serve.authorization.rules import answer
 from tiered.serve.codec import FrameTooLarge, size_of
-from tiered.serve.handlers.service import RESPONSE_BYTES_MAX, SMALL_BYTES, Call, Endpoint, Service
+from tiered.serve.handlers.service import RESPONSE_BYTES_MAX, SMALL_BYTES, TINY_BYTES, Call, Endpoint, Service
 from tiered.serve.messages.base import Api, Piece
 from tiered.serve.protocol import Header, Received, encode, parse
 from tiered.serve.security.principals import ANONYMOUS, LOCAL
@@ -83,6 +84,10 @@ class _Failed(Exception):
     """A response failed: the connection ends."""
 
 
+class _Idle(Exception):
+    """The client sent no request for a time."""
+
+
 class Connection:
     """Serves one client until it ends or breaks a rule. `advertised` replaces the socket's address in responses."""
 
@@ -109,6 +114,9 @@ class Connection:
         self._session = Session(None, self._loop.time, self.address, principal=LOCAL if self.is_local else ANONYMOUS)
         self._sender: Sender | None = None  # once the client may send requests
         self._muted_until_s = 0.0  # no request is read before
+        self._arrived = bytearray()  # of the next requests, at most TINY_BYTES and a length
+        self._idle_until_s = math.inf  # of a wait for a request
+        self._idle_timer: asyncio.TimerHandle | None = None
 
     async def serve(self) -> None:
         try:
@@ -121,11 +129,13 @@ class Connection:
             while not self._session.is_failed and (request := await self._request()) is not None:
                 await self._begin(request)
             await self._all_answered()
-        except _Failed:
-            pass  # a response, which has logged it
+        except (_Failed, _Idle):
+            pass  # a response, which has logged it; or the client was idle, and a request came at that moment
         except Exception as error:  # noqa: BLE001 - the other clients are served on
             self._end(error)
         finally:
+            if self._idle_timer is not None:
+                self._idle_timer.cancel()
             for task in self._in_flight:
                 task.cancel()
             self._writer.transport.abort()
@@ -212,17 +222,9 @@ class Connection:
         """The next request; None at the end. Raises InvalidRequest for an unacceptable length."""
         if (pause_s := self._muted_until_s - self._loop.time()) > 0:
             await asyncio.sleep(pause_s)
-        try:
-            async with asyncio.timeout(self._limits.idle_s):
-                prefix = await self._reader.readexactly(_LENGTH.size)
-        except TimeoutError:
-            _log.debug("idle connection closed: client=%s", self.client)
+        if not await self._begins():
             return None
-        except asyncio.IncompleteReadError as error:
-            if error.partial:
-                raise
-            return None
-        (length,) = _LENGTH.unpack(prefix)
+        (length,) = _LENGTH.unpack_from(self._arrived)
         least, most = (0 if self._session.takes_raw else _HEAD_BYTES), self._frame_bytes_max
         most = most if self._session.is_ready else min(most, MESSAGE_BYTES_MAX)
         if not least <= length <= most:
@@ -230,6 +232,8 @@ class Connection:
             wrong = "invalid length of a request, is this a Kafka client without TLS?"
             await self._all_answered()
             raise InvalidRequest(wrong, bytes=length, allowed=allowed)
+        if length <= TINY_BYTES and len(self._arrived) >= _LENGTH.size + length:
+            return _Request(self._cut(length), _nothing)
         release = await self._service.load.receive(length)
         try:
             async with asyncio.timeout(self._limits.frame_s + length / FRAME_BYTES_PER_S):
@@ -238,9 +242,50 @@ class Connection:
             release()
             raise
 
+    async def _begins(self) -> bool:
+        """Wait for the length of a request. False at the end, and after `idle_s`."""
+        if self._has_failed:
+            raise _Failed
+        while len(self._arrived) < _LENGTH.size:
+            self._idle_until_s = self._loop.time() + self._limits.idle_s
+            if self._idle_timer is None:
+                self._check_idle()
+            try:
+                piece = await self._reader.read(TINY_BYTES)
+            except _Idle:
+                _log.debug("idle connection closed: client=%s", self.client)
+                return False
+            finally:
+                self._idle_until_s = math.inf
+            if not piece:
+                if self._arrived:
+                    raise asyncio.IncompleteReadError(bytes(self._arrived), _LENGTH.size)
+                return False
+            self._arrived += piece
+        return True
+
+    def _check_idle(self) -> None:
+        """End the wait for a request after `idle_s`. One timer for the connection is cheaper than one for each wait."""
+        now_s = self._loop.time()
+        if now_s >= self._idle_until_s:
+            self._reader.set_exception(_Idle())
+            return
+        self._idle_timer = self._loop.call_at(min(self._idle_until_s, now_s + self._limits.idle_s), self._check_idle)
+
+    def _cut(self, length: int) -> bytearray:
+        """Take a frame that has arrived."""
+        frame, self._arrived = self._arrived, bytearray()
+        if len(frame) > _LENGTH.size + length:
+            self._arrived += memoryview(frame)[_LENGTH.size + length :]
+            del frame[_LENGTH.size + length :]
+        del frame[: _LENGTH.size]
+        return frame
+
     async def _received(self, length: int) -> bytearray:
         """Read the bytes of a frame: its memory is used as they arrive, and an append changes them in place."""
-        frame, at = bytearray(length), 0
+        first = self._cut(min(length, len(self._arrived) - _LENGTH.size))
+        frame, at = bytearray(length), len(first)
+        frame[:at] = first
         while at < length:
             piece = await self._reader.read(min(length - at, _PIECE_BYTES))
             if not piece:
