@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from local.errors import LogError
 from tiered.serve.messages.base import Error
+from tiered.serve.messages.fetch import FetchResponse
 from tiered.service.observations import Histogram, HistogramCounts
 
 K = TypeVar("K")
@@ -50,6 +51,8 @@ class EndpointMetrics:
         if (durations := self._durations.get(api)) is None:
             durations = self._durations[api] = Histogram(REQUEST_BUCKETS)
         durations.observe(seconds)
+        if isinstance(response, FetchResponse) and not response.has_errors():
+            return  # most requests of consumers
         for error in error_codes(response):
             _add(self._errors, (api, error.name), 1)
 

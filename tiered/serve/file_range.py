@@ -1,19 +1,24 @@
 """Ranges of open files, which a response holds in place of their bytes.
 
 A descriptor stands for the bytes of its file even after the file was renamed or deleted. It is closed when the last
-range of it is dropped: a read may be shared by several requests, each of which may be cut or cancelled.
+range of it is dropped: a read may be shared by several requests, each of which may be cut or cancelled. An event loop
+keeps it KEPT_S longer, for the next fetch of a consumer.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 FILES_MAX = 256  # descriptors of one source: most are of segments that several consumers read
+KEPT_MAX = FILES_MAX // 2  # no descriptor is kept above it
+KEPT_S = 1.0  # so long a deleted file may use its disk space after the last read
 
 
 class OpenFile:
@@ -90,4 +95,14 @@ class OpenFiles:
             found = self._files.get(key)
             if found is None and len(self._files) < self._files_max:
                 found = self._files[key] = OpenFile(open_file())
+                self._keep(found)
             return found
+
+    def _keep(self, file: OpenFile) -> None:
+        if len(self._files) <= KEPT_MAX:
+            with suppress(RuntimeError):  # no event loop runs in this thread
+                asyncio.get_running_loop().call_later(KEPT_S, _forget, file)
+
+
+def _forget(file: OpenFile) -> None:
+    """Drop the reference of the timer."""

@@ -74,7 +74,7 @@ class ReadBatches:
 
     @property
     def size_bytes(self) -> int:
-        return sum(run.nbytes for run in self.runs)
+        return sum([run.nbytes for run in self.runs])
 
 
 class RecordSource(Protocol):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from uuid import UUID
@@ -145,17 +145,17 @@ async def _read_until_enough(service: Service, request: FetchRequest, wanted: li
     wait_s = min(max(request.max_wait_ms, 0) / 1000, WAIT_S_MAX)
     deadline_s = loop.time() + wait_s
     readable = due = [each for each in wanted if each.partition is not None]
+    if request.min_bytes <= 1 or not wait_s:
+        # Most requests need one byte and find it. After a read that found none, all partitions are watched and read
+        # again: news between the first read and the watch are not lost.
+        await _read_all(service, request, readable, due, max(deadline_s, loop.time() + READ_WAIT_S))
+        if _is_enough(request, readable) or deadline_s <= loop.time():
+            return
     news = _News(loop)
-    with ExitStack() as stack:
-        if wait_s and readable:
-            # Before the first read: news between a read and the wait are not lost.
-            names = {each.partition for each in readable if each.partition is not None}
-            stack.enter_context(service.source.watch(names, news))
+    with service.source.watch({each.partition for each in readable if each.partition is not None}, news):
         while True:
             await _read_all(service, request, readable, due, max(deadline_s, loop.time() + READ_WAIT_S))
-            size_bytes = sum(each.found.size_bytes for each in readable if each.found is not None)
-            is_enough = size_bytes >= request.min_bytes or any(each.error is not Error.NONE for each in readable)
-            if is_enough or not readable:
+            if _is_enough(request, readable):
                 return
             due = []
             while not due:
@@ -164,6 +164,12 @@ async def _read_until_enough(service: Service, request: FetchRequest, wanted: li
                     return
                 changed = news.take()
                 due = [each for each in readable if each.partition in changed]
+
+
+def _is_enough(request: FetchRequest, readable: list[_Wanted]) -> bool:
+    """Whether there is enough to answer: bytes, an error, or nothing to read."""
+    size_bytes = sum([each.found.size_bytes for each in readable if each.found is not None])
+    return size_bytes >= request.min_bytes or not readable or any(each.error is not Error.NONE for each in readable)
 
 
 async def _read_all(

@@ -100,6 +100,12 @@ class FetchResponse:
     responses: tuple[FetchableTopicResponse, ...] = ()
     node_endpoints: tuple[NodeEndpoint, ...] = ()  # of each `current_leader`
 
+    def has_errors(self) -> bool:
+        """Whether it has an error code, of the request or of a partition."""
+        if self.error_code is not Error.NONE:
+            return True
+        return any(each.error_code is not Error.NONE for topic in self.responses for each in topic.partitions)
+
 
 # The oldest versions are those of Apache Kafka 4 (KIP-896), the newest those of kio 0.6.
 APIS: Mapping[int, Versions] = MappingProxyType(

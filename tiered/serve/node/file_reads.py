@@ -8,7 +8,7 @@ The indexes are hints. A read trusts a position only if the header there has a p
 
 | position | from | the header's base offset must |
 |---|---|---|
-| start | the end of an earlier read | equal the offset |
+| start | the end of an earlier read of the segment, whose bytes do not change | equal the offset, then |
 | start | an index entry | be at most the offset; later headers lead to the batch of the offset |
 | end | an index entry | be above the offset |
 
@@ -23,7 +23,6 @@ import os
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
 from functools import partial
 
 from local.errors import LogError
@@ -36,6 +35,7 @@ from tiered.serve.file_range import FileRange, OpenFile, OpenFiles
 SMALL_BYTES = 64 << 10  # fewer are copied: one system call less than a header and a `sendfile`
 PLACES_MAX = 1024
 _PROBE_BYTES = 4096
+_NEIGHBOURS = 2  # entries of the offset index
 _HEADERS_MAX = 256  # from an index entry to the batch of an offset
 
 
@@ -45,7 +45,8 @@ class FileReads:
     def __init__(self) -> None:
         self._files = OpenFiles()
         self._lock = threading.Lock()
-        self._places: OrderedDict[tuple[Segment, int], int] = OrderedDict()  # (segment, base offset) to position
+        # (segment, base offset) to the position and the size of the batch
+        self._places: OrderedDict[tuple[Segment, int], tuple[int, int]] = OrderedDict()
 
     def read(self, log: Log, offset: int, bytes_max: int) -> FileRange | memoryview | None:
         """Whole batches, the first one holding or following `offset`; at most `bytes_max` bytes or one batch.
@@ -73,30 +74,28 @@ class FileReads:
         first = self._first(headers, segment, offset)
         if first is None:
             return None
-        start, header = first
-        limit = start + max(bytes_max, header.size_bytes)
+        start, size_bytes = first
+        limit = start + max(bytes_max, size_bytes)
         if headers.end <= limit:
             return FileRange(headers.file, start, headers.end - start)
         if not segment.has_offsets_in_memory():
             return None
-        position = _entry_position(segment, limit)
+        position = _entry_position(segment, limit, headers.end)
         if position <= start:
             # Without an entry in between the batches are small, or this one is large.
-            return FileRange(headers.file, start, header.size_bytes) if header.size_bytes >= bytes_max else None
+            return FileRange(headers.file, start, size_bytes) if size_bytes >= bytes_max else None
         following = headers.at(position)
         if following is None or following.base_offset <= offset:
             return None
-        self._keep(segment, following.base_offset, position)
+        self._keep(segment, following.base_offset, (position, following.size_bytes))
         return FileRange(headers.file, start, position - start)
 
-    def _first(self, headers: _Headers, segment: Segment, offset: int) -> tuple[int, BatchHeader] | None:
-        """The position and the header of the batch that holds or follows `offset`."""
+    def _first(self, headers: _Headers, segment: Segment, offset: int) -> tuple[int, int] | None:
+        """The position and the size of the batch that holds or follows `offset`."""
         with self._lock:
-            position = self._places.pop((segment, offset), None)
-        if position is not None:
-            header = headers.at(position)
-            if header is not None and header.base_offset == offset:
-                return position, header
+            place = self._places.pop((segment, offset), None)
+        if place is not None:
+            return place
         if not segment.has_offsets_in_memory():
             return None
         position = segment.entry_before(offset)[1]
@@ -105,13 +104,13 @@ class FileReads:
             if header is None or (not count and position and header.base_offset > offset):
                 return None
             if header.next_offset > offset:
-                return position, header
+                return position, header.size_bytes
             position += header.size_bytes
         return None
 
-    def _keep(self, segment: Segment, offset: int, position: int) -> None:
+    def _keep(self, segment: Segment, offset: int, place: tuple[int, int]) -> None:
         with self._lock:
-            self._places[segment, offset] = position
+            self._places[segment, offset] = place
             if len(self._places) > PLACES_MAX:
                 self._places.popitem(last=False)
 
@@ -143,12 +142,23 @@ def _open(segment: Segment) -> int:
         return os.open(segment.path(LOG), os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _entry_position(segment: Segment, limit: int) -> int:
-    """The largest position of an entry of the offset index at or below `limit`; 0 without one."""
+def _entry_position(segment: Segment, limit: int, end: int) -> int:
+    """The largest position of an entry of the offset index at or below `limit`; 0 without one.
+
+    Batches of one log have similar sizes: the search begins where `limit` is in the file, which ends at `end`.
+    """
     with segment.entries(OFFSET_INDEX) as (count, entry):
-        slot = bisect_right(range(count), limit, key=_position_by(entry))
+        guess, step = min(count, count * limit // end), _NEIGHBOURS
+        low, high = 0, count  # entries below `low` are at most `limit`, those from `high` on are above it
+        if guess < count and entry(guess)[1] > limit:
+            high = guess
+            while high > step and entry(high - step)[1] > limit:
+                high, step = high - step, 2 * step
+            low = max(0, high - step)
+        else:
+            low = guess
+            while low + step < count and entry(low + step)[1] <= limit:
+                low, step = low + step, 2 * step
+            high = min(count, low + step)
+        slot = bisect_right(range(count), limit, low, high, key=lambda slot: entry(slot)[1])
         return int(entry(slot - 1)[1]) if slot else 0
-
-
-def _position_by(entry: Callable[[int], tuple[int, int]]) -> Callable[[int], int]:
-    return lambda slot: entry(slot)[1]

@@ -117,6 +117,7 @@ class NodeSource:
             return None
         if not source.has_local_records() or offset < log.local_log_start_offset:
             return None
+        view = log.view  # before the bounds, which are never older
         before, is_committed = _bounds(source, log), isolation is Isolation.READ_COMMITTED
         if not before.log_start_offset <= offset <= before.high_watermark:
             return None
@@ -125,7 +126,8 @@ class NodeSource:
         run = self._files.read(log, offset, bytes_max) if not is_committed else None
         if run is None or log.cuts != cuts:
             return None
-        return ReadBatches(bounds=_bounds(source, log), runs=[run])
+        # Without an append or another change since, the bounds are those of the data.
+        return ReadBatches(bounds=before if log.view is view else _bounds(source, log), runs=[run])
 
     def find_offset(self, partition: TopicPartition, spec: int, isolation: Isolation) -> FoundOffset | None:
         held = self._held(partition)

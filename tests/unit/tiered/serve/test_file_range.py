@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
 
+from tiered.serve import file_range
 from tiered.serve.file_range import FileRange, OpenFile, OpenFiles
 
 
@@ -78,3 +80,44 @@ def test_only_an_uncached_byte_makes_a_range_uncached(tmp_path: Path, monkeypatc
     assert not whole.is_cached()
     errors[1006] = OSError(95, "not supported")
     assert whole.is_cached()
+
+
+def test_an_event_loop_keeps_a_file_open_for_the_next_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_range, "KEPT_S", 0.0)
+    path = tmp_path / "log"
+    path.write_bytes(b"records")
+    files, opens = OpenFiles(), list[int]()
+
+    def open_file() -> int:
+        opens.append(opened(path))
+        return opens[-1]
+
+    async def fetches() -> None:
+        assert files.get("a", open_file) is not None
+        assert files.get("a", open_file) is not None
+        assert len(opens) == 1, "the file must be open between two fetches"
+        while is_open(opens[0]):
+            await asyncio.sleep(0)
+        assert files.get("a", open_file) is not None
+        assert len(opens) == 2
+
+    asyncio.run(fetches())
+    assert not is_open(opens[-1])
+
+
+def test_no_file_is_kept_beyond_a_number_of_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_range, "KEPT_MAX", 1)
+    path = tmp_path / "log"
+    path.write_bytes(b"records")
+    files = OpenFiles()
+
+    async def fetches() -> None:
+        first = files.get("a", lambda: opened(path))
+        assert first is not None
+        second = files.get("b", lambda: opened(path))
+        assert second is not None
+        fd = second.fd
+        del second
+        assert not is_open(fd)
+
+    asyncio.run(fetches())

@@ -235,6 +235,21 @@ def test_news_between_the_watch_and_the_first_read_are_not_lost() -> None:
     assert offsets(found) == [50]
 
 
+def test_news_between_the_first_read_and_the_watch_are_not_lost() -> None:
+    """Most requests are watched after a first read that found nothing; records before have no notification."""
+    source = FakeSource(orders=50)
+    source.on_watch = lambda: source.counts.update({ORDERS: 51})
+    (found,) = fetched(source, request(("orders", 50), max_wait_ms=1000))
+    assert offsets(found) == [50]
+
+
+def test_a_fetch_that_finds_records_at_once_watches_nothing() -> None:
+    source = FakeSource(orders=50)
+    source.on_watch = lambda: pytest.fail("the fetch was watched")
+    (found,) = fetched(source, request(("orders", 49), max_wait_ms=60_000))
+    assert offsets(found) == [49]
+
+
 def test_min_bytes_waits_for_as_many_bytes() -> None:
     source = FakeSource(orders=1)
 
