@@ -30,8 +30,7 @@ from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_ty
 from uuid import UUID
 
 from local.errors import InvalidRequest
-from tiered.serve.file_range import FileRange
-from tiered.serve.messages.base import Error, Piece
+from tiered.serve.messages.base import Error, Piece, size_of
 
 ITEMS_MAX = 100_000
 TEXT_BYTES_MAX = 2**15 - 1
@@ -192,10 +191,6 @@ class Frame:
         assert isinstance(first, bytearray)
         _INT32.pack_into(first, 0, self.size_bytes - 4)
         return [piece for piece in self.pieces if len(piece)]
-
-
-def size_of(piece: Piece) -> int:
-    return piece.nbytes if isinstance(piece, FileRange | memoryview) else len(piece)
 
 
 class _Field(NamedTuple):

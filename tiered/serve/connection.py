@@ -36,9 +36,9 @@ from typing import Any
 
 from local.errors import InvalidRequest, LogError
 from tiered.serve.authorization.rules import answer
-from tiered.serve.codec import FrameTooLarge, size_of
+from tiered.serve.codec import FrameTooLarge
 from tiered.serve.handlers.service import RESPONSE_BYTES_MAX, SMALL_BYTES, TINY_BYTES, Call, Endpoint, Service
-from tiered.serve.messages.base import Api, Piece
+from tiered.serve.messages.base import Api, Piece, size_of
 from tiered.serve.protocol import Header, Received, encode, parse
 from tiered.serve.security.principals import ANONYMOUS, LOCAL
 from tiered.serve.security.security import Security

@@ -10,7 +10,7 @@ request of a version (some 25 ms).
 | another API or version whose response has one error code for all | `Unsupported`, answered with UNSUPPORTED_VERSION |
 | anything else | InvalidRequest: the connection is closed, as Kafka does |
 
-Usual fetches have a codec of their own (`tiered.serve.fetch_codec`), which is faster and has the same results.
+Usual fetches have a codec of their own (`tiered.serve.messages.fetch_codec`), which is faster and has the same results.
 
 A client uses `encode_request` and `read_response`. OWN are the APIs of this project, which Kafka does not have: their
 messages are JSON (`tiered.serve.messages.operations`).
@@ -30,13 +30,13 @@ from kio.index import KioIndexError, load_request_schema, load_response_schema
 from kio.schema.index import api_key_map
 
 from local.errors import InvalidRequest
-from tiered.serve import fetch_codec
 from tiered.serve.codec import Cursor, Frame, is_flexible, reader_of, writer_of
 from tiered.serve.messages import (
     cluster,
     configs,
     consumer_groups,
     fetch,
+    fetch_codec,
     group_offsets,
     groups,
     log_dirs,

@@ -12,6 +12,10 @@ Piece = bytes | bytearray | memoryview | FileRange  # bytes to send
 NO_OPERATIONS = -(2**31)  # Kafka's value for "authorized operations were not requested"
 
 
+def size_of(piece: Piece) -> int:
+    return piece.nbytes if isinstance(piece, FileRange | memoryview) else len(piece)
+
+
 class Api(IntEnum):
     """The keys of Kafka's APIs that a server may offer. Source: kafka `ApiKeys`."""
 

@@ -16,8 +16,7 @@ import struct
 from functools import lru_cache
 from uuid import UUID
 
-from tiered.serve.codec import size_of
-from tiered.serve.messages.base import Piece
+from tiered.serve.messages.base import Piece, size_of
 from tiered.serve.messages.fetch import (
     FetchableTopicResponse,
     FetchPartition,

@@ -19,7 +19,7 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_writer
 
 from local.errors import InvalidRequest
-from tiered.serve import fetch_codec
+from tiered.serve.messages import fetch_codec
 from tiered.serve.messages.base import Api
 from tiered.serve.messages.fetch import (
     FetchableTopicResponse,
