@@ -1,6 +1,7 @@
 """Kafka clients, commands and Kafka's own tools at one node at once, while the node and its replicas are killed.
 
     python tests/crash/serve_campaign.py [--seeds 1] [--first-seed 0] [--minutes 1] [--rate 150] [--without-java]
+    python tests/crash/serve_campaign.py --planted
 
 1. `tiered run --kafka` serves a directory whose bucket is on an S3 server of loopback. Segments are small; topics are
    plain, compacted, short-lived, trimmed, and acknowledged by the bucket. Two `tiered serve` processes are replicas.
@@ -8,6 +9,8 @@
    time, commit, and run transactions of which some abort. Commands and Kafka's tools administer the node.
 3. The node or a replica is killed at drawn moments and started again; each fourth seed runs without kills.
 4. At the end each acknowledged effect is looked for (`serve_truth.py`).
+
+With `--planted` the node breaks four promises (`serve_plants.py`), and the race must report each of them.
 
 A broken promise is printed, and the exit code is 1. A seed draws the same kills, commands and lives of members again;
 the order in which processes work is not repeated.
@@ -28,6 +31,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), *(str(HERE.parent / each) for each in ("unit/support", "interop")), str(HERE.parents[1])]
 
+import serve_plants  # noqa: E402
 from kafka_artifacts import Kafka, KafkaMissing, find_kafka  # noqa: E402
 from racing_clients import (  # noqa: E402
     GROUP,
@@ -50,6 +54,9 @@ from serve_world import LIMIT_S, PARTITIONS, PROGRAM, RETENTION_MS, Race, Worker
 from tiered.demo.s3_endpoint import S3Endpoint  # noqa: E402
 
 RSS_MAX_MB = 600.0  # of the node
+# A race without kills, which soon draws a command that appends, one that deletes records, and aborts.
+PLANTED_SEED = 1100
+PLANTED = ("offsets committed", "commands", "transactions aborted")
 PLAIN = [f"p-{client}" for client in PRODUCERS]
 TOPICS: dict[str, dict[str, str]] = {
     **{topic: {} for topic in PLAIN},
@@ -190,6 +197,22 @@ def _finish(
         race.broken(f"the node used {world.node.rss_max_mb:.0f} MB")
 
 
+def race_with_plants(home: Path) -> int:
+    """Race with a node of planted bugs; 1 if one of them is not reported."""
+
+    def is_enough(race: Race, world: World) -> bool:
+        said = world.node.log.read_text()
+        return all(each in said for each in serve_plants.REPORTS) and all(race.counts[each] for each in PLANTED)
+
+    race = race_once(PLANTED_SEED, 6, home, rate=60, program=(serve_plants.__file__,), is_enough=is_enough)
+    missed = 0
+    for plant, report in serve_plants.REPORTS.items():
+        found = next((each for each in race.wrong if each.startswith(report)), None)
+        missed += found is None
+        print(f"{plant}: {found or 'NOT REPORTED'}")
+    return 1 if missed else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=1)
@@ -198,7 +221,11 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=150, help="records a second of a producer")
     parser.add_argument("--without-java", action="store_true")
     parser.add_argument("--home", type=Path, help="a new directory that is kept; default: one that is not")
+    parser.add_argument("--planted", action="store_true", help="expect reports of a node with planted bugs")
     given = parser.parse_args()
+    if given.planted:
+        with tempfile.TemporaryDirectory() as place:
+            return race_with_plants((given.home or Path(place)) / "planted")
     java, broken = None, 0
     if not given.without_java:
         try:
