@@ -21,6 +21,7 @@ from local.names import TopicPartition
 from local.records.isolation import Isolation
 from tiered.config.config import Config
 from tiered.manager.manager import LogManager
+from tiered.serve import sender
 from tiered.serve.file_range import FileRange, OpenFile
 from tiered.serve.handlers.fetch import fetch as fetch_handler
 from tiered.serve.handlers.service import Service
@@ -161,6 +162,24 @@ def test_the_waits_for_a_client_leave_no_descriptor_open(source: FileSource) -> 
     before = len(os.listdir("/dev/fd"))
     asyncio.run(_sent(source.path))
     assert len(os.listdir("/dev/fd")) == before
+
+
+def test_a_client_that_keeps_up_costs_one_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`connections_that_fit` counts one for each connection; a burst is no reason for a copy of it."""
+    monkeypatch.setattr(sender, "BURST_BYTES", 100)
+
+    copies, dup = list[int](), os.dup
+
+    def noted(fd: int) -> int:
+        copies.append(dup(fd))
+        return copies[-1]
+
+    monkeypatch.setattr(os, "dup", noted)
+    with served() as server, connect(server) as client:
+        for _ in range(20):
+            send(client, METADATA)
+            assert correlation(receive(client)) == 8
+    assert not copies
 
 
 def test_a_connection_with_tls_gets_the_same_bytes_in_slices(

@@ -53,7 +53,6 @@ class Sender:
         self._can_cork, self._is_held = self._is_plain and is_tcp and hasattr(socket, "TCP_CORK"), False
         if is_tcp:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
-        self._copy: int | None = None  # of the transport's descriptor, once the client was slower than the server
         self._loop = asyncio.get_running_loop()
         self._waiting: asyncio.Future[None] | None = None  # for room in the socket
         self._timer: asyncio.TimerHandle | None = None
@@ -77,9 +76,6 @@ class Sender:
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._copy is not None:
-            os.close(self._copy)
-            self._copy = None
 
     async def _send_all(self, pieces: Sequence[Piece]) -> None:
         buffers: list[bytes | bytearray | memoryview] = []
@@ -133,13 +129,15 @@ class Sender:
 
     async def _write(self, work: _Work) -> None:
         """Write all of it: now what the socket takes, the rest in the event loop as the client reads."""
+        if self.sent_bytes >= self._burst_end:
+            self._burst_end = self.sent_bytes + BURST_BYTES
+            await asyncio.sleep(0)  # a wait for room would leave a client that is fast with a second descriptor
         if self._advance(work):
             return
         done: asyncio.Future[None] = self._loop.create_future()
-        if self._copy is None:
-            # The event loop refuses the transport's own descriptor; a copy of it tells the same.
-            self._copy = os.dup(self._socket.fileno())
-        self._loop.add_writer(self._copy, self._continue, work, done)
+        # The event loop refuses the transport's own descriptor. A copy has the same events, and is open for one wait.
+        copy = os.dup(self._socket.fileno())
+        self._loop.add_writer(copy, self._continue, work, done)
         self._waiting = done
         if self._timer is None:
             self._timer = self._loop.call_at(self._deadline_s, self._check_deadline)
@@ -147,7 +145,8 @@ class Sender:
             await done
         finally:
             self._waiting = None
-            self._loop.remove_writer(self._copy)
+            self._loop.remove_writer(copy)
+            os.close(copy)
             del done  # its error has this frame, which would keep the file open
 
     def _continue(self, work: _Work, done: asyncio.Future[None]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from local.errors import LogError
+from tiered.serve.groups.consumer.group import ConsumerGroup
 from tiered.serve.handlers.groups import GROUP_OPERATIONS, TOO_LARGE, client_of
 from tiered.serve.handlers.service import RESPONSE_BYTES_MAX, Call, Service, error_of
 from tiered.serve.messages.base import NO_OPERATIONS, Error
@@ -44,7 +45,7 @@ async def consumer_group_describe(
     size_bytes = 0
     for name in dict.fromkeys(request.group_ids):
         group = groups.groups().get(name)
-        size_bytes += group.size_bytes if group is not None else 0
+        size_bytes += group.described_bytes if isinstance(group, ConsumerGroup) else 0
         error = groups.loading() or (Error.COORDINATOR_NOT_AVAILABLE if topics is None else Error.NONE)
         if error or topics is None:
             found.append(DescribedConsumerGroup(group_id=name, error_code=error))

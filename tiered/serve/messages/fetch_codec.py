@@ -206,10 +206,10 @@ def write(version: int, correlation_id: int, response: FetchResponse, bytes_max:
                     pieces.append(small)
                 if form.is_flexible:
                     small.append(0)
+                if small_bytes + len(small) > bytes_max:
+                    return None
             if form.is_flexible:
                 small.append(0)
-            if small_bytes + len(small) > bytes_max:
-                return None
         if form.is_flexible:
             small.append(0)
     except ValueError:

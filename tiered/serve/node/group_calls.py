@@ -315,13 +315,17 @@ def find_targets(client: Client, targets: Sequence[tuple[str, int | None]], spec
 
 
 def commit_offsets(
-    client: Client, group: str, offsets: Mapping[TopicPartition, int], member: Member = NO_MEMBER
+    client: Client,
+    group: str,
+    offsets: Mapping[TopicPartition, int],
+    member: Member = NO_MEMBER,
+    ids: Mapping[str, UUID] | None = None,
 ) -> None:
-    """Commit for a member, or a group without members, durable on return.
+    """Commit for a member, or a group without members, durable on return. `ids` of the topics; None: those of now.
 
     Raises Conflict for a group with other members, and for a member that is not of this group any more.
     """
-    ids = topic_ids(client, sorted({name.topic for name in offsets}))
+    ids = topic_ids(client, sorted({name.topic for name in offsets})) if ids is None else ids
     topics = tuple(
         OffsetCommitRequestTopic(
             name=topic,

@@ -17,7 +17,7 @@ the next member continues there.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from typing import BinaryIO
@@ -57,7 +57,7 @@ WAIT_MS = 500  # of a read without records; then a signal, and the next heartbea
 PAUSE_S = 0.2
 COMMIT_S = 1.0  # between two commits of a member that has printed all it got
 REBALANCE_MS = 60_000  # in which a member gives up partitions; a blocked output lets it miss the time
-_REMOVED = (Error.UNKNOWN_MEMBER_ID, Error.FENCED_MEMBER_EPOCH)
+_REMOVED = (Error.UNKNOWN_MEMBER_ID, Error.FENCED_MEMBER_EPOCH, Error.GROUP_ID_NOT_FOUND)
 _CLASSIC = (
     "cannot join the group, its members use the classic protocol: stop them, or set group.protocol=consumer in them"
 )
@@ -148,9 +148,13 @@ class GroupMember:
             return False
         due = [name for name, at in self._positions.items() if at < self._ends.get(name, at + 1)]
         if due:
+            unread = {}
             for name, data in self._fetched(due):
-                self._print(name, data, lambda name, record: out.write(shown(name, record)))
+                if not self._print(name, data, lambda name, record: out.write(shown(name, record))):
+                    unread[name] = data.error_code != Error.NONE
             out.flush()
+            if len(unread) == len(due):  # otherwise a later response has them: this one may be full
+                self._look_at(unread)
             if self._clock() >= self._commit_due_s:
                 self._commit()
             return True
@@ -196,15 +200,15 @@ class GroupMember:
             self._commit()
         if self._epoch == JOINS:
             return  # the node removed this member
-        for name in lost:
-            for each in (self._positions, self._committed, self._ends):
-                each.pop(name, None)
+        self._drop(lost)
         self._begin(sorted(assigned - self._positions.keys()))
         self._beat_due_s = 0.0  # the node gives lost partitions to others after the next one
 
     def _heartbeat(self, epoch: int) -> ConsumerGroupHeartbeatResponse:
         """With all fields: the response has the assignment."""
-        self._ids = group_calls.topic_ids(self._node.client, self._wish.topics)
+        ids = group_calls.topic_ids(self._node.client, self._wish.topics)
+        self._drop([name for name in self._positions if ids.get(name.topic) != self._ids.get(name.topic)])
+        self._ids = ids
         owned = tuple(
             TopicPartitions(topic_id=topic_id, partitions=numbers)
             for topic, topic_id in self._ids.items()
@@ -221,19 +225,25 @@ class GroupMember:
         found: ConsumerGroupHeartbeatResponse = self._node.client.call(Api.CONSUMER_GROUP_HEARTBEAT, request)
         return found
 
+    def _drop(self, names: Collection[TopicPartition]) -> None:
+        """Also partitions of a deleted topic: one of the same name has other records."""
+        for name in names:
+            for each in (self._positions, self._committed, self._ends):
+                each.pop(name, None)
+
     def _forget(self) -> None:
         """The node removed this member: its partitions may have others."""
         self._warn(f"the group {self._wish.group} removed this member, it joins again: records may be printed twice")
         self._epoch, self._beat_due_s = JOINS, 0.0
-        for each in (self._positions, self._committed, self._ends):
-            each.clear()
+        self._drop(list(self._positions))
 
     def _has_its_share(self) -> bool:
-        """Whether the member has every partition that the node wants it to have."""
+        """Whether the member has every partition of the newest assignment. A large group computes it after a pause."""
         request = ConsumerGroupDescribeRequest(group_ids=(self._wish.group,))
         response: ConsumerGroupDescribeResponse = self._node.client.call(Api.CONSUMER_GROUP_DESCRIBE, request)
-        members = {each.member_id: each.target_assignment for group in response.groups for each in group.members}
-        if self._member_id not in members:
+        (group,) = response.groups
+        members = {each.member_id: each.target_assignment for each in group.members}
+        if self._member_id not in members or group.assignment_epoch != group.group_epoch:
             return False
         share = {
             TopicPartition(topic.topic_name, number)
@@ -252,6 +262,7 @@ class GroupMember:
         self._positions |= found | self._find([name for name in names if name not in found], self._wish.start)
         if not self._wish.follows:
             self._ends |= self._find(names, group_calls.LATEST)
+        self._commit()  # a later member begins here too, also if this one prints nothing
 
     def _find(self, names: Collection[TopicPartition], spec: int) -> dict[TopicPartition, int]:
         isolation = self._wish.isolation
@@ -265,7 +276,7 @@ class GroupMember:
             return
         member = group_calls.Member(self._member_id, self._epoch)
         try:
-            group_calls.commit_offsets(self._node.client, self._wish.group, changed, member)
+            group_calls.commit_offsets(self._node.client, self._wish.group, changed, member, self._ids)
         except Conflict:
             self._forget()
         else:
@@ -301,22 +312,24 @@ class GroupMember:
 
     def _print(
         self, name: TopicPartition, data: PartitionData, print_record: Callable[[TopicPartition, StoredRecord], object]
-    ) -> None:
+    ) -> bool:
+        """Whether the response has records of the partition, or a new position."""
         if data.error_code == Error.OFFSET_OUT_OF_RANGE:
             self._reset(name)
         elif data.error_code in (Error.UNKNOWN_TOPIC_ID, Error.UNKNOWN_TOPIC_OR_PARTITION):
             raise group_calls.error_of(data.error_code, "cannot read records", partition=name)
         elif data.error_code != Error.NONE or not any(map(len, data.records)):
-            self._look(name, has_failed=data.error_code != Error.NONE)
+            return False
         else:
             self._positions[name] = self._positions.pop(name)
             for record in self._records(name, data):
                 if self._stop.is_set or self._count == self._wish.count:
-                    return
+                    return True
                 print_record(name, record)
                 self._count, self._positions[name] = self._count + 1, record.offset + 1
             run_end = self._run_end
             self._positions[name] = min(run_end, self._ends.get(name, run_end))
+        return True
 
     def _records(self, name: TopicPartition, data: PartitionData) -> Iterator[StoredRecord]:
         """The records from the position on; then `_run_end` is the offset after the last batch."""
@@ -334,18 +347,25 @@ class GroupMember:
         self._warn(f"{name}: offset {self._positions[name]} is not in the log, continuing at {at}")
         self._positions[name] = at
 
-    def _look(self, name: TopicPartition, *, has_failed: bool) -> None:
-        """After a response without records: raise the node's error; a partition without more batches is at its end."""
-        end = self._ends.get(name)
-        if end is None and not has_failed:
-            return
-        found = self._node.run(
-            find_batch, partition=name, offset=self._positions[name], end=end, isolation=self._wish.isolation
-        )
-        if found:
-            self._stop.wait(PAUSE_S)  # the read was late, or its segment was just replaced
-        elif end is not None:
-            self._positions[name] = end  # compaction removed the last records
+    def _look_at(self, unread: Mapping[TopicPartition, bool]) -> None:
+        """After a response without records: raise the node's error; a partition without more batches is at its end.
+
+        `unread` says whether the read of a partition failed. Wait once if there are records all the same.
+        """
+        for name, has_failed in unread.items():
+            end = self._ends.get(name)
+            if end is None and not has_failed:
+                continue
+            if self._clock() >= self._beat_due_s:
+                return
+            found = self._node.run(
+                find_batch, partition=name, offset=self._positions[name], end=end, isolation=self._wish.isolation
+            )
+            if found:
+                self._stop.wait(PAUSE_S)  # the read was late, or its segment was just replaced
+                return
+            if end is not None:
+                self._positions[name] = end  # compaction removed the last records
 
 
 def aborted_in(table: BatchTable, fetched: Sequence[FetchedTransaction]) -> list[AbortedTransaction]:

@@ -62,11 +62,12 @@ from tiered.serve.groups.consumer.records import (
     ResolvedRegex,
     Target,
     TargetEpoch,
+    epoch_first,
 )
 from tiered.serve.groups.consumer.regexes import regex_error
 from tiered.serve.groups.consumer.reservation import HasRoom, Reservation
 from tiered.serve.groups.consumer.sizes import assigned_bytes, member_bytes, regex_bytes
-from tiered.serve.groups.consumer.targets import Topics, computed_targets, counts_of, given_counts, preferred_assignor
+from tiered.serve.groups.consumer.targets import Topics, computed_targets, counts_of, preferred_assignor
 from tiered.serve.groups.deadlines import Deadlines
 from tiered.serve.groups.group_settings import GroupSettings
 from tiered.serve.groups.group_states import GroupState, Moment
@@ -114,7 +115,7 @@ class ConsumerGroup:
         self.static: dict[str, str] = {}  # member ids by instance id
         self.changes: list[Change] = []
         self.is_resolving = False
-        self._reservation = Reservation(has_room)
+        self.reservation = Reservation(has_room)
         self._metadata_bytes = self._assigned_bytes = 0
         self._known: tuple[Topics, int, Mapping[UUID, int]] | None = None  # metadata hash, partitions of the topics
         self._subscribed_topics: frozenset[str] | None = None  # None: not computed
@@ -152,7 +153,6 @@ class ConsumerGroup:
             group._known, group.metadata_hash = None, 0
         for name, target in without_overlaps(group.targets).items():
             group.replay(ConsumerKey(Kind.TARGET, group_id, name), Target(target))
-        group._reservation.counts = given_counts(group.targets.values())
         return group
 
     # What the coordinator reads
@@ -172,17 +172,17 @@ class ConsumerGroup:
     @property
     def size_bytes(self) -> int:
         """Of the members, and of the partitions that are assigned or reserved for them."""
-        reserved_bytes = self._reservation.size_bytes if self.members else 0
+        reserved_bytes = self.reservation.size_bytes if self.members else 0
         return self._metadata_bytes + max(self._assigned_bytes, reserved_bytes)
+
+    @property
+    def described_bytes(self) -> int:
+        """Of a description, at most, names of topics aside."""
+        return self._metadata_bytes + self._assigned_bytes // 3
 
     @property
     def is_idle(self) -> bool:
         return not self.members
-
-    @property
-    def is_short(self) -> bool:
-        """Whether partitions are not assigned because the node has no room for them."""
-        return self._reservation.is_short
 
     def current(self, member_id: str) -> Current:
         return self._currents.get(member_id) or Current()
@@ -299,9 +299,9 @@ class ConsumerGroup:
             if not self._regex_subscribers[regex]:
                 continue
             grown = regex_bytes(regex, names) - self._bytes_of(ConsumerKey(Kind.REGEX, self.group_id, regex))
-            self._reservation.unfit.pop(regex, None)
-            if grown > 0 and not self._reservation.has_room(self._metadata_bytes - size_bytes + grown):
-                self._reservation.unfit[regex] = grown
+            self.reservation.unfit.pop(regex, None)
+            if grown > 0 and not self.reservation.has_room(self._metadata_bytes - size_bytes + grown):
+                self.reservation.unfit[regex] = grown
                 if known is None:
                     continue
                 names = known.topics
@@ -326,7 +326,7 @@ class ConsumerGroup:
         self.changes.append(Change(GroupKey(self.group_id), None, None))
 
     def take_changes(self) -> list[Change]:
-        changes, self.changes = self.changes, []
+        changes, self.changes = epoch_first(self.changes), []
         return changes
 
     def revert(self, changes: list[Change], now: Moment) -> None:
@@ -349,6 +349,7 @@ class ConsumerGroup:
                 self.epoch = self.metadata_hash = 0
             case Kind.TARGET_EPOCH, _:
                 self.assignment_epoch = value.epoch if isinstance(value, TargetEpoch) else 0
+                self.reservation.is_short = None
             case Kind.MEMBER, _:
                 self._replay_member(name, value if isinstance(value, MemberMetadata) else None)
             case Kind.TARGET, Target(partitions):
@@ -383,7 +384,7 @@ class ConsumerGroup:
         for kind in (_SESSION, _REBALANCE):
             self._deadlines.cancel((kind, name))
         if not self.members:
-            self._reservation.size_bytes = 0
+            self.reservation.size_bytes = 0
 
     def _count(self, member: MemberMetadata, change: int) -> None:
         for counter, names in ((self._topic_subscribers, member.topics), (self._regex_subscribers, [member.regex])):
@@ -480,8 +481,8 @@ class ConsumerGroup:
 
     def _check_regex(self, before: MemberMetadata, updated: MemberMetadata) -> None:
         regex = updated.regex
-        needed_bytes = self._reservation.unfit.get(regex or "", 0)
-        if regex not in self.regexes and needed_bytes and not self._reservation.has_room(needed_bytes):
+        needed_bytes = self.reservation.unfit.get(regex or "", 0)
+        if regex not in self.regexes and needed_bytes and not self.reservation.has_room(needed_bytes):
             text = f"The node has no room for the topics that SubscribedTopicRegex `{regex}` matches."
             raise Refused(Error.GROUP_MAX_SIZE_REACHED, text)
         if not regex or regex == before.regex or self._regex_subscribers[regex]:
@@ -521,7 +522,7 @@ class ConsumerGroup:
         if not self._regex_subscribers or self.is_resolving:
             return frozenset()
         last_ms = max((each.resolved_ms for each in self.regexes.values()), default=None)
-        if self._reservation.unfit:
+        if self.reservation.unfit:
             last_ms = max(last_ms or 0, self._resolved_ms)
         age_ms = None if last_ms is None else now.wall_ms - last_ms
         if age_ms is not None and 0 <= age_ms < _REFRESH_PAUSE_MS:
@@ -535,7 +536,7 @@ class ConsumerGroup:
         """Remove a regular expression without subscribers."""
         if regex and not self._regex_subscribers[regex]:
             self._put(Kind.REGEX, regex, None)
-            self._reservation.unfit.pop(regex, None)
+            self.reservation.unfit.pop(regex, None)
 
     def _leave(self, request: ConsumerGroupHeartbeatRequest, topics: Topics) -> Beaten:
         member_id, instance_id = request.member_id, request.instance_id
@@ -573,28 +574,27 @@ class ConsumerGroup:
     def _reserve(self, topics: Topics, grown: int, *, is_other: bool) -> bool:
         """Whether the node has room for `grown` bytes of a member and, for `is_other` subscription, its partitions."""
         if not is_other:
-            return grown <= 0 or self._reservation.has_room(grown)
+            return grown <= 0 or self.reservation.has_room(grown)
         counts = self._facts(topics)[1]
-        return self._reservation.has_room_for(counts, len(self.members), self._assigned_bytes, max(0, grown))
+        return self.reservation.has_room_for(counts, len(self.members), self._assigned_bytes, max(0, grown))
 
     def _assign_if_due(self, topics: Topics, now: Moment) -> None:
         """Compute the target assignment of the group epoch unless the group pauses."""
-        reservation, members = self._reservation, len(self.members)
+        reservation, members = self.reservation, len(self.members)
         if not reservation.is_due(now.ticks_ms):
             return
         is_newer, counts = self.epoch > self.assignment_epoch, self._facts(topics)[1]
-        if not is_newer and not reservation.is_short:
+        if not reservation.lacks(counts, self.targets.values()) and not is_newer:
             return
         has_room = reservation.has_room_for(counts, members, self._assigned_bytes)
         if not is_newer and not has_room:
             return
         if not is_newer:
             self._bump(topics)
-        reservation.is_short = not has_room
         admitted = counts if has_room else reservation.admitted(counts)
         found = computed_targets(self.members, self.regexes, self.targets, topics, admitted)
         for name, partitions in found.items():
             if self.targets.get(name) != partitions:
                 self._put(Kind.TARGET, name, Target(partitions))
         self._put(Kind.TARGET_EPOCH, "", TargetEpoch(self.epoch))
-        reservation.assigned(admitted, members, now.ticks_ms)
+        reservation.assigned(admitted, members, now.ticks_ms, is_short=not has_room)

@@ -156,11 +156,11 @@ class ConsumerGroups:
             if error := await self._host.prepare():
                 raise Refused(error)
             group = self._group(request)
-            was_short = group.is_short
+            was_short = group.reservation.is_short
             found = group.heartbeat(request, client, topics, self._host.now())
         except Refused as refused:
             return ConsumerGroupHeartbeatResponse(error_code=refused.code, error_message=refused.message)
-        if group.is_short and not was_short:
+        if group.reservation.is_short and not was_short:
             _log.warning("no room for all partitions of a group, new ones are not assigned: group=%r", group.group_id)
         self._adopt(group)
         self._begin_to_resolve(group, found, may_match)
@@ -315,11 +315,13 @@ class ConsumerGroups:
         waiters = append.waiters
         if error:
             group.revert([*append.changes, *append.later, *group.take_changes()], self._host.now())
+            group.reservation.size_bytes = 0  # the next target reserves again
             if append.is_written:
                 self._note_unsure(group.group_id, [x.key for x in append.changes if isinstance(x.key, ConsumerKey)])
             waiters = [*waiters, *append.later_waiters]
             if replaced is not None:
                 self._host.table[group.group_id] = replaced
+                self._host.settle(replaced)
             elif not group.epoch:
                 self._host.forget(group.group_id)
         else:

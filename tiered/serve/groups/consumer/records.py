@@ -133,6 +133,16 @@ class Change(NamedTuple):
     before: ConsumerValue | None
 
 
+def epoch_first(changes: Iterable[Change]) -> list[Change]:
+    """The epoch of the group before its members: a prefix of the records in the log makes the group assign anew."""
+
+    def rank(change: Change) -> int:
+        key = change.key
+        return (2 if key.kind is not Kind.GROUP else 1) if isinstance(key, ConsumerKey) else 0
+
+    return sorted(changes, key=rank)
+
+
 def encode_consumer_key(key: ConsumerKey) -> bytes:
     """Raises InvalidRequest for a text above 32,767 bytes."""
     names = [key.group, key.name] if key.kind in _NAMED else [key.group]

@@ -17,10 +17,13 @@ do not pause. Kafka has such a pause from KIP-1263 on, of one second for all gro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from uuid import UUID
 
+from tiered.serve.groups.consumer.records import Assignment
 from tiered.serve.groups.consumer.sizes import assigned_bytes_max
+from tiered.serve.groups.consumer.targets import given_counts
 
 WORK_PER_MS = 10  # members and partitions for each ms of the pause: about 5 to 20 % of one core
 PAUSE_MS_MIN, PAUSE_MS_MAX = 100, 5_000
@@ -33,7 +36,7 @@ class Reservation:
     def __init__(self, has_room: HasRoom) -> None:
         self.has_room = has_room
         self.size_bytes = 0
-        self.is_short = False  # the target lacks partitions
+        self.is_short: bool | None = None  # the target lacks partitions; None: after a load or a failed write
         self.counts: Mapping[UUID, int] = {}  # of the target
         self.unfit: dict[str, int] = {}  # expressions whose names have no room, and the bytes that they need
         self._due_ms = 0  # when the next target may be computed
@@ -50,6 +53,15 @@ class Reservation:
         self.size_bytes = wanted
         return True
 
+    def lacks(self, counts: Mapping[UUID, int], targets: Collection[Assignment]) -> bool:
+        """Whether the target lacks partitions of `counts`."""
+        if self.is_short is None:
+            given: Counter[UUID] = Counter()
+            for each in targets:
+                given.update({topic: len(numbers) for topic, numbers in each.items()})
+            self.is_short, self.counts = given != counts, given_counts(targets)
+        return self.is_short
+
     def admitted(self, counts: Mapping[UUID, int]) -> dict[UUID, int]:
         """What may be assigned without a reservation: the partitions of the target before."""
         return {topic: min(number, self.counts[topic]) for topic, number in counts.items() if topic in self.counts}
@@ -57,8 +69,8 @@ class Reservation:
     def is_due(self, now_ms: int) -> bool:
         return now_ms >= self._due_ms
 
-    def assigned(self, counts: Mapping[UUID, int], members: int, now_ms: int) -> None:
+    def assigned(self, counts: Mapping[UUID, int], members: int, now_ms: int, *, is_short: bool) -> None:
         """A target of these partitions was computed."""
-        self.counts = counts
+        self.counts, self.is_short = counts, is_short
         pause_ms = (members + sum(counts.values())) // WORK_PER_MS
         self._due_ms = now_ms + min(pause_ms, PAUSE_MS_MAX) if pause_ms >= PAUSE_MS_MIN else 0

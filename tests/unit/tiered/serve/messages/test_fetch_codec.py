@@ -180,3 +180,19 @@ def test_a_large_request_is_left_to_the_codec_of_all_messages() -> None:
     assert len(frame) > fetch_codec.BYTES_MAX
     with patch.object(fetch_codec, "read", lambda frame: pytest.fail("a large frame was read")):
         assert quickly(frame) == Received(header=header, request=request)
+
+
+def test_a_response_above_its_limit_is_not_written_to_its_end() -> None:
+    """The event loop writes it: it stops at the limit, also within one topic."""
+    count, put = 0, fetch_codec._put_partition
+
+    def counted(*words: Any) -> int:
+        nonlocal count
+        count += 1
+        return put(*words)
+
+    parts = tuple(PartitionData(partition_index=each) for each in range(1000))
+    response = FetchResponse(responses=(FetchableTopicResponse(topic="orders", partitions=parts),))
+    with patch.object(fetch_codec, "_put_partition", counted):
+        assert fetch_codec.write(11, 1, response, 1000) is None
+    assert count < 50

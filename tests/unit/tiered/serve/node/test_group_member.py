@@ -24,9 +24,10 @@ from local.records.isolation import Isolation, without_aborted
 from tiered.cli.main import invoke
 from tiered.cli.session import Session, now_ms
 from tiered.manager.manager import LogManager
+from tiered.serve.groups.consumer import reservation
 from tiered.serve.messages.base import Api
 from tiered.serve.messages.fetch import AbortedTransaction as FetchedTransaction
-from tiered.serve.messages.groups import JoinGroupRequest, JoinGroupRequestProtocol
+from tiered.serve.messages.groups import DeleteGroupsRequest, JoinGroupRequest, JoinGroupRequestProtocol
 from tiered.serve.node import group_calls, group_member
 from tiered.serve.node.command_node import Node
 from tiered.serve.node.directory_groups import groups_of_directory
@@ -336,3 +337,66 @@ def test_an_aborted_transaction_ends_at_the_next_marker_of_its_producer() -> Non
 
 def test_an_unknown_topic_is_not_found(home: Path) -> None:
     assert invoke(["consume", "nope", "--group", "g"]) == 1
+
+
+def test_a_member_waits_for_the_assignment_of_a_group_that_pauses(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reservation, "WORK_PER_MS", 0.02)
+    with running(home) as manager, connected(home) as node:
+        for _ in range(2):
+            append(manager, 5)
+            assert len(consumed(node, wish())) == 10
+
+
+def test_a_partition_beyond_a_full_response_is_read_without_a_wait(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_member, "FETCH_BYTES", 1)
+    with running(home) as manager, connected(home) as node:
+        append(manager, 1)
+        member, out = GroupMember(node, wish(), Signal(lambda: fail("waited")), fail), Output()
+        member.turn(shown, out)
+        member.turn(shown, out)
+        assert {name for name, _ in out.seen} == ALL
+        member.leave()
+
+
+def test_the_offset_where_a_new_group_begins_is_committed_before_its_first_record(home: Path) -> None:
+    with running(home) as manager, connected(home) as node, connected(home) as other:
+        append(manager, 5)
+
+        def broken(name: TopicPartition, record: StoredRecord) -> bytes:
+            raise BrokenPipeError
+
+        member = GroupMember(node, wish(start=LATEST, follows=True), Signal(), fail)
+        member._beat()
+        append(manager, 5)
+        with pytest.raises(BrokenPipeError):
+            member.turn(broken, Output())
+        member.leave()
+        assert len(consumed(other, wish(start=LATEST))) == 10
+
+
+def test_a_topic_that_is_created_again_is_read_from_its_start(home: Path) -> None:
+    with running(home) as manager, connected(home) as node:
+        append(manager, 5)
+        member, out = joined(node), Output()
+        member.turn(shown, out)
+        assert invoke(["-q", "topic", "delete", "other", "--yes"]) == 0
+        assert invoke(["-q", "topic", "create", "other", "-p", "2"]) == 0
+        append(manager, 8)
+        for _ in range(6):
+            member.turn(shown, out)
+        assert len(out.seen) == 10 + 16
+        member.leave()
+
+
+def test_a_member_of_a_group_that_was_deleted_joins_again(home: Path) -> None:
+    with running(home) as manager, connected(home) as node, connected(home) as other:
+        append(manager, 5)
+        said: list[str] = []
+        member, out = joined(node, said.append), Output()
+        member.turn(shown, out)
+        member.leave()  # as if the node had removed it
+        other.client.call(Api.DELETE_GROUPS, DeleteGroupsRequest(groups_names=("g",)))
+        member.turn(shown, out)
+        assert member.partitions == ALL
+        assert "joins again" in said[0]
+        member.leave()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from consumer_world import REBALANCE_MS, SESSION_MS, SETTINGS, ConsumerWorld, Peer, id_of, joining, topics
+from consumer_world import CLIENT, REBALANCE_MS, SESSION_MS, SETTINGS, ConsumerWorld, Peer, id_of, joining, topics
 
 from tiered.serve.groups.consumer import group as groups
 from tiered.serve.groups.consumer import regexes, sizes
@@ -439,3 +439,76 @@ def test_a_change_of_members_with_the_same_topics_computes_no_metadata_hash(monk
     two = Peer(world, "two", "six")
     two.beat()
     two.leave()
+
+
+def short_world() -> tuple[ConsumerWorld, Peer]:
+    """Two of eight partitions have no room."""
+    world = ConsumerWorld(six=6)
+    one = Peer(world, "one", "six")
+    one.beat()
+    world.is_full, world.topics = True, topics(six=8)
+    for _ in range(2):
+        one.beat()
+    assert len(one.owned) == 6
+    world.is_full = False
+    return world, one
+
+
+@pytest.mark.parametrize("event", ["none", "a restart", "a failed write"])
+def test_partitions_without_room_are_assigned_once_there_is_room(event: str) -> None:
+    world, one = short_world()
+    if event == "a restart":
+        world.group = world.loaded()
+    one.beat(fails=event == "a failed write")
+    for _ in range(3):
+        one.beat()
+    assert len(one.owned) == 8
+
+
+def test_a_restart_of_a_complete_group_raises_no_epoch() -> None:
+    world = ConsumerWorld(six=6)
+    one = Peer(world, "one", "six")
+    one.beat()
+    world.group, epoch = world.loaded(), world.group.epoch
+    one.beat()
+    assert world.group.epoch == epoch
+
+
+def crash_after(world: ConsumerWorld, stored: int) -> None:
+    """The log has only the first changes."""
+    for key, value, _ in world.group.take_changes()[:stored]:
+        assert isinstance(key, ConsumerKey)
+        if value is None:
+            world.stored.pop(key, None)
+        else:
+            world.stored[key] = value
+    world.group = world.loaded()
+
+
+@pytest.mark.parametrize("stored", range(8))
+def test_a_crash_in_the_removal_of_members_leaves_no_partition_without_owner(stored: int) -> None:
+    world = ConsumerWorld(six=6)
+    peers = [Peer(world, name, "six") for name in ("one", "two", "three")]
+    for _ in range(4):
+        for each in peers:
+            each.beat()
+    world.group.remove(["two", "three"], world.topics)
+    crash_after(world, stored)
+    alive = [each for each in peers if each.member_id in world.group.members]
+    for _ in range(4):
+        for each in alive:
+            each.beat()
+    assert sum(len(each.owned) for each in alive) == 6
+
+
+@pytest.mark.parametrize("stored", range(6))
+def test_a_crash_in_the_join_of_a_member_leaves_none_without_its_share(stored: int) -> None:
+    world = ConsumerWorld(six=6)
+    one, two = Peer(world, "one", "six"), Peer(world, "two", "six")
+    one.beat()
+    world.group.heartbeat(joining("two", "six"), CLIENT, world.topics, world.now)
+    crash_after(world, stored)
+    for _ in range(5):
+        one.beat()
+        two.beat()
+    assert (len(one.owned), len(two.owned)) == (3, 3)

@@ -523,7 +523,7 @@ def test_partitions_that_were_created_without_room_are_assigned_once_there_is_so
                 found = await world.beat(beating(name, world.group().current(name).epoch, topic_partitions=()))
                 assert not found.error_code
         assert sum(len(each[id_of("six")]) for each in world.group().targets.values()) == 6
-        assert world.group().is_short
+        assert world.group().reservation.is_short
         assert is_within_its_limit(world)
         await world.beat(beating("two", -1))
         await world.beat(beating("one", world.group().current("one").epoch, topic_partitions=()))
@@ -531,7 +531,7 @@ def test_partitions_that_were_created_without_room_are_assigned_once_there_is_so
         monkeypatch.setattr(room, "MEMBER_BYTES_MAX", 64 << 20)
         await world.beat(beating("one", world.group().current("one").epoch, topic_partitions=()))
         assert len(world.group().targets["one"][id_of("six")]) == 1000
-        assert not world.group().is_short
+        assert not world.group().reservation.is_short
 
     run(work)
 
@@ -639,3 +639,19 @@ def test_nothing_is_answered_before_the_load() -> None:
             world.close()
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_member_that_could_not_be_stored_takes_no_room(is_new: bool) -> None:
+    async def work(world: World) -> None:
+        world.topics = topics(six=6, big=10_000)
+        if is_new:
+            await world.commit()  # a classic group, which the failed write leaves
+        else:
+            await world.beat(joining("one", "six"))
+        before = world.groups._room._total
+        world.log.error = DiskFailed("the disk is full")
+        assert (await world.beat(joining("two", "big"))).error_code
+        assert world.groups._room._total == before
+
+    run(work)
