@@ -655,3 +655,13 @@ def test_a_member_that_could_not_be_stored_takes_no_room(is_new: bool) -> None:
         assert world.groups._room._total == before
 
     run(work)
+
+
+def test_a_description_counts_the_bytes_of_a_response_and_not_those_of_memory() -> None:
+    async def work(world: World) -> None:
+        world.topics = topics(big=10_000)
+        await world.beat(joining("one", "big"))
+        group, of_partitions = world.group(), 2 * 10_000 * 4  # in the assignment and in the target
+        assert of_partitions < group.described_bytes < group.size_bytes / 2
+
+    run(work)
