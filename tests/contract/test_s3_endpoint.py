@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
 import select
 import signal
@@ -18,12 +19,12 @@ from remote.segment_entry import PART_BYTES
 from remote.store import ranged_source
 from remote.store.open_store import open_store
 from remote.store.s3_options import ObjectSettings
-from tiered.demo.s3_endpoint import S3Endpoint
+from tiered.demo.s3_endpoint import OneChangeAtATime, S3Endpoint
 
 ROOT = Path(__file__).parents[2]
 PARENT = """
 import sys
-from tiered.demo.s3_endpoint import S3Endpoint
+from tiered.demo.s3_endpoint import OneChangeAtATime, S3Endpoint
 endpoint = S3Endpoint()
 endpoint.start()
 print(endpoint._child.pid, flush=True)
@@ -48,6 +49,36 @@ def test_two_servers_run_at_the_same_time_with_separate_buckets(s3_endpoint):
         child = other._child
     assert child.poll() is not None
     other.stop()
+
+
+def test_only_requests_that_change_objects_hold_the_lock_and_after_the_body_was_read():
+    seen = []
+
+    class Body(io.BytesIO):
+        def read(self, size=-1):
+            seen.append(("body", changes.lock.locked()))
+            return super().read(size)
+
+    def application(environ, _start_response):
+        seen.append((environ["REQUEST_METHOD"], changes.lock.locked()))
+        return [environ["wsgi.input"].getvalue()]
+
+    changes = OneChangeAtATime(application)
+    for method in ("GET", "HEAD", "DELETE"):
+        changes({"REQUEST_METHOD": method, "wsgi.input": io.BytesIO()}, None)
+    for method in ("PUT", "POST"):
+        environ = {"REQUEST_METHOD": method, "CONTENT_LENGTH": "5", "wsgi.input": Body(b"whole and more")}
+        assert changes(environ, None) == [b"whole"]
+    assert not changes.lock.locked()
+    assert seen == [
+        ("GET", False),
+        ("HEAD", False),
+        ("DELETE", True),
+        ("body", False),
+        ("PUT", True),
+        ("body", False),
+        ("POST", True),
+    ]
 
 
 @pytest.mark.server

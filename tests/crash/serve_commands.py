@@ -27,7 +27,7 @@ GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 PRODUCER, CONSUMER = "org.apache.kafka.tools.VerifiableProducer", "org.apache.kafka.tools.VerifiableConsumer"
 JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx128m")
 State = tuple[int, str]  # partitions, retention.ms
-# The S3 server of the race answers one request at a time, so on a busy machine some wait too long.
+# The S3 server of the race changes one object at a time, so on a busy machine some wait too long.
 UNAVAILABLE, NO_REPLY = 6, "no reply before the deadline"
 
 

@@ -120,11 +120,13 @@ class Shop:
                 self.aborted += 1
 
     def truncate(self) -> None:
-        """Truncate repeatedly. A truncation aborts a pass, so the pause doubles until another pass completes."""
-        rng, pause_s, passes = random.Random(1), PAUSE_S, -1
-        while not self.done.wait(pause_s):
-            pause_s, passes = pause_s * 2 if passes == self.passes else PAUSE_S, self.passes
+        """Truncate repeatedly. A truncation aborts a pass, so the next waits until a pass has completed."""
+        rng, passes = random.Random(1), -1
+        while not self.done.wait(PAUSE_S):
+            if self.passes == passes:
+                continue
             with self.lock:
+                passes = self.passes
                 newest, end = self.newest(), self.log.next_offset
                 low = max(self.log.log_start_offset, end - rng.choice((9, 60)))
                 upto = rng.randint(low, end)
@@ -146,10 +148,12 @@ class Shop:
         return start if cut is None else max(cut.next_offset, start)
 
     def drop(self) -> None:
+        """Drop the first segment repeatedly. A drop aborts a pass, so the next waits until a pass has completed."""
+        passes = -1
         while not self.done.wait(0.1):
             segments = self.log.segments()
-            if len(segments) > 4:
-                boundary = segments[1].base_offset
+            if len(segments) > 4 and self.passes != passes:
+                passes, boundary = self.passes, segments[1].base_offset
                 dropped = self.log.drop_before(boundary, now_ms=1000, delay_ms=0, raises_log_start=True)
                 self.drops += dropped
             self.log.remove_deleted(1000)

@@ -1,19 +1,23 @@
 """An S3 server on loopback for the demo and the tests: moto, in a process of its own.
 
 The child prints its port on stdout, and ends when its stdin ends or its parent process changes. Objects are in memory.
-moto serves one request at a time, so throughput cannot be measured with it.
+Changes run one at a time, so throughput cannot be measured with it.
 """
 
 from __future__ import annotations
 
 import http.client
 import importlib.util
+import io
 import json
 import os
 import select
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from local.errors import InvalidRequest, Unavailable
 
@@ -111,17 +115,39 @@ class S3Endpoint:
         child.stdout.close()
 
 
+class OneChangeAtATime:
+    """A WSGI application whose requests with a body method (PUT, POST) and deletions run one at a time.
+
+    moto compares If-None-Match or If-Match with the object and stores the new one in two steps. Of two concurrent
+    creations both could succeed. A request's body is read first, so that a stopped client does not block the others.
+    """
+
+    def __init__(self, application: Callable[..., Iterable[bytes]]) -> None:
+        self._application = application
+        self.lock = threading.Lock()
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] in ("GET", "HEAD"):
+            return self._application(environ, start_response)
+        if size := environ.get("CONTENT_LENGTH"):
+            environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(int(size)))
+        with self.lock:
+            return self._application(environ, start_response)
+
+
 def serve() -> None:
     """Serve until stdin ends or the parent changes, in the child."""
     import logging
 
-    from moto.server import ThreadedMotoServer
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+    from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     parent = os.getppid()
-    server = ThreadedMotoServer(ip_address=HOST, port=0, verbose=False)
-    server.start()
-    print(json.dumps({"port": server.get_host_and_port()[1]}), flush=True)  # noqa: T201 - how the parent learns it
+    application = OneChangeAtATime(DomainDispatcherApplication(create_backend_app))
+    server = make_server(HOST, 0, application, threaded=True, request_handler=MotoRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(json.dumps({"port": server.server_port}), flush=True)  # noqa: T201 - how the parent learns it
     while os.getppid() == parent:
         ready, _, _ = select.select([sys.stdin], [], [], WATCH_S)
         if ready and not os.read(sys.stdin.fileno(), 1):
