@@ -179,8 +179,9 @@ def _recover(place: _Place, found: LoadedLog, at: int, recovery_point: int, *, m
     if not found.recovered_count:
         before = place.bases[:at]
         found.producers = place.snapshots.state_at(base, before)
-        if before and base not in place.snapshots.offsets():
-            place.snapshots.write(base, found.producers)
+        if base not in place.snapshots.offsets() and (before or len(found.producers)):
+            # Before the first segment only an older snapshot had the state, and `keep` deletes it.
+            place.snapshots.write(base, found.producers, is_durable=not before)
     recovered = recovery.recover_segment(
         place.files(base),
         found.producers,

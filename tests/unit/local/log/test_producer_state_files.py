@@ -219,6 +219,25 @@ def test_a_drop_deletes_the_snapshots_and_transaction_indexes_of_its_segments() 
     assert facts(log)[1] == 7
 
 
+def test_producers_of_dropped_records_stay_known_through_two_crashes_after_a_truncation_left_no_record() -> None:
+    disk = ModelDisk()
+    log = open_log(disk)
+    put(log, 9, transactional=False)
+    log.roll(now_ms=0)
+    log.append([Record(b"plain", b"", 500)] * 4, now_ms=1000)
+    log.drop_before(1, now_ms=0, delay_ms=0, raises_log_start=True)
+    log.truncate_to(3, now_ms=1000)
+    log.append([Record(b"plain", b"", 500)], now_ms=1000)
+    before = facts(log)
+    for _ in range(2):
+        log.flush()
+        log.release()
+        log = open_log(disk)
+        assert [info.base_offset for info in log.segments()] == [3]
+        assert facts(log) == before
+    assert names_of(disk, PRODUCER_SNAPSHOT) == [3]
+
+
 def test_restart_at_another_offset_removes_all_producers() -> None:
     disk = ModelDisk()
     log, _ = told(disk)
