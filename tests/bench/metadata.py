@@ -1,23 +1,31 @@
 """Cost of the manifest index at 1,000, 100,000 and a million segments: opens, lookups, commits; requests and times.
 
-    python tests/bench/metadata.py [--segments 1000 100000 1000000] [--store s3|memory|file]
+    python tests/bench/metadata.py [--segments 1000 100000 1000000] [--store s3|memory|file] [--spark]
 
 Entries are synthetic and committed in runs of 1,000, because nothing else is measured. Sizes of names, numbers and
 index ranges are those of segments of 1 GiB. ``s3`` is Versity S3 Gateway on loopback. Times are medians of wall time,
 in brackets of processor time of this process. Requests and bytes do not depend on the machine.
+
+``--spark`` measures the plan of a Spark read in a process of its own instead, without a JVM, over segments of 100 MB in
+a folder: time, the peak memory of the process above its memory before the plan, requests, and what a task carries.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import pickle
 import random
+import resource
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from bench_remote import BUCKET, PREFIX, TOPIC_ID, workplace
 
@@ -42,13 +50,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--segments", type=int, nargs="+", default=[1000, 100_000, 1_000_000])
     parser.add_argument("--store", choices=("s3", "memory", "file"), default="s3")
+    parser.add_argument("--spark", action="store_true", help="measure the plan of a Spark read")
+    parser.add_argument("--plan", nargs=2, metavar=("URL", "OPTIONS"), help="print the figures of one plan as JSON")
     asked = parser.parse_args()
+    if asked.plan:
+        print(json.dumps(figures_of_plan(asked.plan[0], json.loads(asked.plan[1]))))
+        return
     tables = []
     for count in asked.segments:
         with ExitStack() as stack:
             folder = stack.enter_context(workplace())
+            if asked.spark:
+                tables.append(planned(count, folder))
+                continue
             tables.append(Measured(count, store_of(asked.store, folder, stack), f"{folder}/copies").table())
-    print(f"Store: {asked.store}\n\n| | {' | '.join(f'{count:,} segments' for count in asked.segments)} |")
+    print(f"Store: {'file' if asked.spark else asked.store}\n")
+    print(f"| | {' | '.join(f'{count:,} segments' for count in asked.segments)} |")
     print("|---" * (1 + len(tables)) + "|")
     for name in tables[-1]:
         print(f"| {name} | {' | '.join(table[name] for table in tables)} |")
@@ -72,12 +89,7 @@ class Measured:
 
     def __init__(self, count: int, store: ObjectStore, copies: str) -> None:
         self.store, self.inner, self.copies = MeteredStore(store), store, copies
-        self.writer = MetadataLog(self.store, PREFIX)
-        self.writer.become_writer("bench", 1, topic="orders", topic_id=TOPIC_ID, partition=0, properties={})
-        rows, first_of_run = made_up(count), []
-        while run := list(islice(rows, RUN)):
-            self.writer.commit(add_segments(run), now_ms=2)
-            first_of_run.append(run[0])
+        self.writer, first_of_run = written(count, self.store)
         manifest = self.writer.refresh()
         assert manifest.segment_count == count
         self.manifest, self.newest, self.middle = manifest, manifest.segments[-1], first_of_run[len(first_of_run) // 2]
@@ -154,8 +166,78 @@ class Measured:
         self.writer.commit(change, now_ms=4, touches=touches)
 
 
-def made_up(count: int) -> Iterator[SegmentEntry]:
-    """Segments of about 1 GiB, one every 100 s."""
+def written(count: int, store: ObjectStore, size_bytes: int = 1 << 30) -> tuple[MetadataLog, list[SegmentEntry]]:
+    """The writer of a new partition with `count` segments, and the first entry of each run."""
+    writer = MetadataLog(store, PREFIX)
+    writer.become_writer("bench", 1, topic="orders", topic_id=TOPIC_ID, partition=0, properties={})
+    rows, first_of_run = made_up(count, size_bytes), []
+    while run := list(islice(rows, RUN)):
+        writer.commit(add_segments(run), now_ms=2)
+        first_of_run.append(run[0])
+    return writer, first_of_run
+
+
+def planned(count: int, folder: Path) -> dict[str, str]:
+    """The figures of plans over `count` segments, each in a new process."""
+    (folder / "bucket").mkdir()
+    url = f"file://{folder}/bucket"
+    written(count, open_store(url, {}), 100_000_000)
+    cells = {}
+    for name, options in PLANS.items():
+        command = [sys.executable, __file__, "--plan", url, json.dumps(options)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+        cells |= {f"{name}: {what}": value for what, value in json.loads(done.stdout).items()}
+    return cells
+
+
+PLANS = {"read": {}, "read, splitBytes=64MiB": {"splitBytes": "64MiB"}}
+
+
+def figures_of_plan(url: str, options: dict[str, str]) -> dict[str, str]:
+    from pyspark.sql.datasource import InputPartition
+
+    from tiered.spark.options import parse_options
+    from tiered.spark.source.planning import plan_read
+
+    store, request = MeteredStore(open_store(url, {})), parse_options({"path": url, "subscribe": "orders", **options})
+    before, began, cpu = peak_bytes(), time.perf_counter(), time.process_time()
+    plan = plan_read(store, request)
+    tasks = [InputPartition(each) for each in plan.parts()]
+    wall, used = time.perf_counter() - began, time.process_time() - cpu
+    counts, peak = store.counts(), peak_bytes() - before
+    sizes = [len(pickle.dumps(each)) for each in tasks[:: max(1, len(tasks) // 1000)]]
+    return {
+        "time": f"{wall:.3g} s ({used:.2g})",
+        "peak memory": f"{peak >> 20} MiB",
+        "requests": f"{counts.gets} GET, {counts.puts} PUT, {counts.lists} LIST, {counts.bytes_out // 1000:,} kB",
+        "tasks": f"{len(tasks):,}",
+        "bytes of a task": f"{sum(sizes) // len(sizes)}, at most {max(sizes)}",
+        "bytes of all tasks' common part": f"{len(pickle.dumps(plan.common()))}",
+        **figures_of_task(store, plan),
+    }
+
+
+def figures_of_task(store: MeteredStore, plan: Sequence[Any]) -> dict[str, str]:
+    """What tasks do before their first byte of data: the first of a process, one of another page, the one after it."""
+    from remote.fetch.range_reader import RemotePartition
+    from tiered.spark.source.settling import settled
+
+    cells, middle = {}, len(plan) // 2
+    for name, number in (("first", len(plan) // 4), ("another page", middle), ("the same page", middle + 1)):
+        before, began = store.counts(), time.process_time()
+        found = settled(store, plan[number], RemotePartition(store, PREFIX))
+        used, spent = time.process_time() - began, store.counts() - before
+        told = f"{used * 1e3:.3g} ms of processor, {spent.gets} GET, {spent.bytes_out // 1000:,} kB"
+        cells[f"settling a task, {name}"] = f"{told}, {len(found.entries)} segments"
+    return cells
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def made_up(count: int, size_bytes: int = 1 << 30) -> Iterator[SegmentEntry]:
+    """Segments of about `size_bytes`, one every 100 s."""
     draw, base, began_ms = random.Random(1), 0, 1_700_000_000_000
     for _ in range(count):
         following, ulid = base + draw.randint(100_000, 900_000), new_ulid(began_ms)
@@ -165,7 +247,7 @@ def made_up(count: int) -> Iterator[SegmentEntry]:
         for name, length in lengths.items():
             ranges[name] = IndexRange(start=at, length=length)
             at += length
-        size = (1 << 30) - draw.randint(0, 4000)
+        size = size_bytes - draw.randint(0, 4000)
         yield (
             SegmentEntry(
                 ulid=ulid,

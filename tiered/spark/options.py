@@ -209,7 +209,8 @@ class Bound:
 class ReadOptions:
     """The options of one ``load()``. Exactly one of `topics`, `pattern` and `partitions` is not None.
 
-    `view` None: the log alone. `pin_ms` None: no pins. `pins`: manifests that are already pinned, by prefix.
+    `view` None: the log alone. `split_bytes` None: by the size of the read. `pin_ms` None: no pins. `pins`: manifests
+    that are already pinned, by prefix.
     """
 
     bucket: Bucket
@@ -223,7 +224,7 @@ class ReadOptions:
     fail_on_data_loss: bool
     include_headers: bool
     partitions_min: int | None
-    split_bytes: int
+    split_bytes: int | None
     records_max: int | None
     is_committed: bool
     view: str | None
@@ -354,7 +355,7 @@ def _read_options(options: GivenOptions, *, is_stream: bool = False) -> ReadOpti
         fail_on_data_loss=options.is_on("failOnDataLoss"),
         include_headers=options.is_on("includeHeaders"),
         partitions_min=options.limit("minPartitions"),
-        split_bytes=options.number("splitBytes"),
+        split_bytes=options.limit("splitBytes"),
         records_max=options.limit("maxRecordsPerPartition"),
         is_committed=options.word("kafka.isolation.level") == "read_committed",
         view=_view(options),

@@ -43,7 +43,8 @@ from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.runner import Failures, Job, run_job
 from tiered.spark.jobs.runner import SparkRunner
 from tiered.spark.options import Bound, ReadOptions, parse_options
-from tiered.spark.source.planning import Split, plan_read, wall_ms
+from tiered.spark.source.planning import plan_read, wall_ms
+from tiered.spark.source.splits import Given, ReadPlan, Split
 from tiered.spark.source.task import read_split
 
 if TYPE_CHECKING:
@@ -121,7 +122,10 @@ _PLAN, _WAVE = msgspec.json.Decoder(_Plan), msgspec.json.Decoder(_Wave)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    split: Split
+    """What a task of the plan carries, as `ReadPlan.part`."""
+
+    part: tuple[bytes, Given]
+    size_bytes: int
     wave: int
     job_id: str
     number: int = 0  # the export has one plan
@@ -181,33 +185,27 @@ def plan_export(url: str, **options: str) -> list[PlannedRange]:
 
 
 def _ranges(splits: Iterable[Split]) -> list[PlannedRange]:
-    found: dict[tuple[str, int], list[Split]] = {}
+    """The splits of each partition together; they follow each other in offset order."""
+    found: dict[tuple[str, int], tuple[int, int, int, int]] = {}
     for split in splits:
-        found.setdefault((split.topic, split.partition), []).append(split)
+        start, _, size_bytes, tasks = found.get((split.topic, split.partition), (split.start_offset, 0, 0, 0))
+        total = start, split.next_offset, size_bytes + split.size_bytes, tasks + 1
+        found[split.topic, split.partition] = total
     return [
         PlannedRange(
-            topic=topic,
-            partition=partition,
-            start_offset=min(each.start_offset for each in own),
-            next_offset=max(each.next_offset for each in own),
-            size_bytes=_size(own),
-            tasks=len(own),
+            topic=topic, partition=partition, start_offset=start, next_offset=end, size_bytes=size_bytes, tasks=tasks
         )
-        for (topic, partition), own in sorted(found.items())
+        for (topic, partition), (start, end, size_bytes, tasks) in sorted(found.items())
     ]
 
 
-def _size(splits: Iterable[Split]) -> int:
-    return sum(split.size_bytes for split in splits)
-
-
-def _planned(request: ReadOptions) -> list[Split]:
+def _planned(request: ReadOptions) -> ReadPlan:
     with request.bucket.opened() as store:
-        return sorted(plan_read(store, request), key=lambda split: (split.topic, split.partition, split.start_offset))
+        return plan_read(store, request)
 
 
 class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
-    """The export of one job id; a unit is a split, and a commit writes the record of a wave to the target."""
+    """The export of one job id; a unit is a task; a commit writes the record of a wave to the target."""
 
     def __init__(
         self, store: ObjectStore, target: Bucket, request: ReadOptions, codec: Codec, job_id: str, *, wave_tasks: int
@@ -226,20 +224,21 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
             raise InvalidRequest("cannot resume the export, the job belongs to another bucket", **facts)
         while (wave := self._read(f"wave-{len(self._waves):06d}.json", _WAVE)) is not None:
             self._add(wave)
-        self._splits = self._begun() if plan is None else self._resumed(plan)
-        self.read_bytes = _size(self._splits)  # of batches, in this run
+        self.plan = self._begun() if plan is None else self._resumed(plan)
+        self.read_bytes = sum(split.size_bytes for split in self.plan)  # of batches, in this run
         self._first_wave, self._done = len(self._waves), 0
 
     def units(self) -> Iterator[_Task]:
-        for at, split in enumerate(self._splits):
-            yield _Task(split=split, wave=self._first_wave + at // self._wave_tasks, job_id=self.job_id)
+        for at, split in enumerate(self.plan):
+            wave = self._first_wave + at // self._wave_tasks
+            yield _Task(part=self.plan.part(at), size_bytes=split.size_bytes, wave=wave, job_id=self.job_id)
 
     def size_of(self, unit: _Task) -> int:
-        return unit.split.size_bytes
+        return unit.size_bytes
 
     def worker(self) -> Callable[[Sequence[_Task]], list[list[ExportedFile] | LogError]]:
-        target, request, codec = self._target, self._request, self._codec
-        return lambda tasks: [_written(target, request, codec, task) for task in tasks]
+        target, request, codec, common = self._target, self._request, self._codec, self.plan.common()
+        return lambda tasks: [_written(target, request, codec, task, common.split(task.part)) for task in tasks]
 
     def commit(self, results: Sequence[tuple[_Task, list[ExportedFile] | LogError]]) -> None:
         """Record a finished wave. Splits are in offset order: only the last partition may be unfinished."""
@@ -248,10 +247,11 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
         for file in files:
             name = file.topic, file.partition
             reached[name] = max(reached.get(name, 0), file.next_offset)
+        finished = [self.plan.split(task.part) for task, _ in results]
         self._done += len(results)
-        following = self._splits[self._done : self._done + 1]
+        following = [self.plan[self._done]] if self._done < len(self.plan) else []
         unfinished = {(split.topic, split.partition) for split in following}
-        for split in (task.split for task, _ in results):
+        for split in finished:
             if (split.topic, split.partition) not in unfinished:
                 reached[split.topic, split.partition] = split.next_offset
         wave = _Wave(reached=tuple((*name, offset) for name, offset in reached.items()), files=files)
@@ -260,7 +260,7 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
 
     def outcomes(self) -> list[ExportResult]:
         files = tuple(file for wave in self._waves for file in wave)
-        is_complete = self._done == len(self._splits)
+        is_complete = self._done == len(self.plan)
         result = ExportResult(job_id=self.job_id, is_complete=is_complete, files=files)
         if is_complete:
             description = {"files": len(files), "records": result.records, "size_bytes": result.size_bytes}
@@ -271,10 +271,10 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
         self._waves.append(wave.files)
         self._reached.update({(topic, partition): offset for topic, partition, offset in wave.reached})
 
-    def _begun(self) -> list[Split]:
-        splits = _planned(self._request)
+    def _begun(self) -> ReadPlan:
+        found = _planned(self._request)
         names = [each.name for each in fields(_Range)]
-        ranges = tuple(_Range(**{name: getattr(each, name) for name in names}) for each in _ranges(splits))
+        ranges = tuple(_Range(**{name: getattr(each, name) for name in names}) for each in _ranges(found))
         plan = _Plan(source=self._source, ranges=ranges)
         try:
             self._store.put_if_absent(self._key("plan.json"), msgspec.json.encode(plan))
@@ -282,9 +282,9 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
             if self._read("plan.json", _PLAN) != plan:
                 wrong = "cannot export with Spark, another driver runs this job"
                 raise InvalidRequest(wrong, job=self.job_id) from error
-        return splits
+        return found
 
-    def _resumed(self, plan: _Plan) -> list[Split]:
+    def _resumed(self, plan: _Plan) -> ReadPlan:
         self._delete_unrecorded({each.topic for each in plan.ranges})
         starts, ends = dict[TopicPartition, int](), dict[TopicPartition, int]()
         for each in plan.ranges:
@@ -293,7 +293,7 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
                 name = TopicPartition(each.topic, each.partition)
                 starts[name], ends[name] = reached, each.next_offset
         if not starts:
-            return []
+            return ReadPlan()
         start, end = Bound(by_partition=starts), Bound(by_partition=ends)
         remaining = replace(self._request, topics=None, pattern=None, partitions=tuple(starts), start=start, end=end)
         return _planned(remaining)
@@ -316,8 +316,8 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
             raise Corrupt("cannot read the record of an export, it is not JSON", object=self._key(name)) from error
 
 
-def _written(target: Bucket, request: ReadOptions, codec: Codec, task: _Task) -> list[ExportedFile]:
-    split, files = task.split, []
+def _written(target: Bucket, request: ReadOptions, codec: Codec, task: _Task, split: Split) -> list[ExportedFile]:
+    files = []
     with target.opened() as store, target.scratch() as directory:
         for written in _files(directory, codec, read_split(split, request, COLUMNS)):
             name = f"{split.partition}-{written.base_offset:020d}-{task.job_id}-{task.wave:06d}.parquet"

@@ -1,8 +1,8 @@
-"""Plan a read: select partitions, offsets and segments by the options and make splits.
+"""Plan a read: select partitions and offsets by the options. The manifests' parts become tasks (`splits`).
 
-Each partition's newest manifest is read once and pinned, so one ``load()`` is one state of the log. Partitions, and
-then the indexes of segments to cut, are read in parallel; the result or error is that of a sequential plan. A failed
-plan releases its pins, and a partition without records to read its pin.
+Each partition's newest manifest is read once and pinned, so one ``load()`` is one state of the log. Partitions are read
+in parallel; the result or error is that of a sequential plan. No page and no index is read to make tasks. A failed plan
+releases its pins, and a partition without records to read its pin.
 
 Spark does not notify a batch source of the end of its job: a pin (`remote.gc.pins`) expires `PIN_MS` after its last
 renewal. Every task checks its pin when it begins and while it reads, and some pins of other partitions when it begins.
@@ -18,17 +18,13 @@ import logging
 import os
 import re
 import time
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from operator import itemgetter
 from typing import TypeVar
 
 from local.errors import AccessDenied, InvalidRequest, LogError, NotFound, OffsetOutOfRange
-from local.index import offset_index
 from local.index.txn_index import AbortedTransaction
 from local.names import TopicPartition
 from local.records.isolation import Isolation
@@ -40,201 +36,28 @@ from remote.gc.pins import Pin, pin_newest, release_all, renew
 from remote.manifest.catalog import RemotePartitionName, list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
-from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.view import CompactedView, find_view
-from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
-from tiered.jobs.runner import packed
 from tiered.read.external_partition import external_source
 from tiered.read.partition_source import PartitionSource
 from tiered.read.reader import CompactedReader, TieredReader, lost_behind, no_view
 from tiered.spark.options import EARLIEST, LATEST, Bound, BoundKind, ReadOptions
+from tiered.spark.source.settling import pinned_log
+from tiered.spark.source.splits import Part, PartitionRange, ReadPlan, ReadRange, plan_splits
 
 CACHE_BYTES = 64 << 20
 _log = logging.getLogger(__name__)
 _known_ends: dict[str, int] = {}  # by pin, in this process: its expiry as last seen
 Aborted = tuple[AbortedTransaction, ...]
-Entries = Sequence[tuple[int, int]]  # an offset index: (last offset of a batch, its position), ascending
-OFFSET_MAX = 2**63 - 1
-OTHERS = 8  # pins; of a thousand partitions, each is checked by one task in 125
 THREADS = 16  # requests in parallel; the driver waits for nothing else, and a store's client has 32 connections
-INDEX_THREADS = 8  # indexes of cut segments in parallel; a large segment's decoded index has tens of megabytes
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-def side_by_side(work: Callable[[T], R], of: Iterable[T], threads_max: int = THREADS) -> list[R]:
+def side_by_side(work: Callable[[T], R], of: Iterable[T]) -> list[R]:
     """The results of `work`, computed in parallel, in order. Raises the first failure in that order."""
-    with ThreadPoolExecutor(threads_max, "tiered-plan") as threads:
+    with ThreadPoolExecutor(THREADS, "tiered-plan") as threads:
         return list(threads.map(work, of))  # after an error, map cancels the work that has not begun
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """Whole batches of one segment: the batches with last offsets in ``[from_last, upto_last)``.
-
-    By the offset index they are in the bytes ``[position, end_position)``. The offsets define the piece: a task
-    compares both positions with the batches there, so a wrong index entry cannot change it.
-    """
-
-    segment: SegmentEntry
-    position: int
-    end_position: int
-    from_last: int = 0
-    upto_last: int = OFFSET_MAX
-
-    @property
-    def size_bytes(self) -> int:
-        return self.end_position - self.position
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadRange:
-    """Offsets ``[start_offset, next_offset)`` of one partition to read, by the manifest `head_sequence`.
-
-    Records of the `aborted` transactions are left out. `layout` is the bucket's (`remote.external.external_layout`).
-    """
-
-    topic: str
-    partition: int
-    prefix: str
-    head_sequence: int
-    start_offset: int
-    next_offset: int
-    aborted: tuple[AbortedTransaction, ...] = ()
-    pin: Pin | None = None
-    layout: str = OURS.layout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionRange(ReadRange):
-    """One partition's part of a read; `segments` are the manifest's entries, ascending."""
-
-    segments: tuple[SegmentEntry, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Split(ReadRange):
-    """One task; drops records outside its offsets. It renews the pins of `others`, partitions of the same read."""
-
-    pieces: tuple[Piece, ...]
-    others: tuple[tuple[str, Pin], ...] = ()
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(piece.size_bytes for piece in self.pieces)
-
-
-def plan_splits(
-    ranges: Sequence[PartitionRange],
-    index_of: Callable[[PartitionRange, SegmentEntry], Entries],
-    *,
-    split_bytes: int,
-    partitions_min: int | None = None,
-    records_max: int | None = None,
-) -> list[Split]:
-    """Tasks that together hold every batch of `ranges` once, in the order of the ranges and their offsets.
-
-    A task has neighbouring pieces of one partition. A segment above `split_bytes` is cut at batch starts. `index_of`
-    returns a segment's offset index; it is called only for segments to cut, in parallel. `partitions_min`
-    makes smaller splits, as far as batches can be separated. `records_max` limits the offsets of a split.
-    """
-    ranges = [replace(each, segments=wanted_segments(each)) for each in ranges]
-    if partitions_min is not None:
-        total = sum(segment.size_bytes for each in ranges for segment in each.segments)
-        split_bytes = max(1, min(split_bytes, -(-total // partitions_min)))
-    if records_max is not None:
-        ranges = [part for each in ranges for part in _of_records(each, records_max)]
-    large = [(each, segment) for each in ranges for segment in each.segments if segment.size_bytes > split_bytes]
-
-    def cut_at_index(pair: tuple[PartitionRange, SegmentEntry]) -> list[Piece]:
-        (each, segment), entries = pair, index_of(*pair)
-        return list(_cut(trimmed(entries, segment, each.start_offset, each.next_offset), entries, split_bytes))
-
-    cut = iter(side_by_side(cut_at_index, large, INDEX_THREADS))
-    splits = []
-    for each in ranges:
-        pieces: list[Piece] = []
-        for segment in each.segments:
-            whole = Piece(segment=segment, position=0, end_position=segment.size_bytes)
-            pieces += next(cut) if segment.size_bytes > split_bytes else [whole]
-        splits += [_split(each, run) for run in packed(pieces, lambda piece: piece.size_bytes, split_bytes)]
-    return splits
-
-
-def wanted_segments(each: PartitionRange) -> tuple[SegmentEntry, ...]:
-    start, end = each.start_offset, each.next_offset
-    inside = (one for one in each.segments if max(one.base_offset, start) < min(one.next_offset, end))
-    return tuple(segment for segment in inside if segment.size_bytes)
-
-
-def _of_records(each: PartitionRange, records_max: int) -> Iterator[PartitionRange]:
-    span = each.next_offset - each.start_offset
-    shares = -(-span // records_max)
-    bounds = [each.start_offset + share * span // shares for share in range(shares + 1)] if span else []
-    for start, end in pairwise(bounds):
-        first = bisect_right(each.segments, start, key=lambda segment: segment.next_offset)
-        past = bisect_left(each.segments, end, key=lambda segment: segment.base_offset)
-        if first < past:
-            yield replace(each, start_offset=start, next_offset=end, segments=each.segments[first:past])
-
-
-def trimmed(entries: Entries, segment: SegmentEntry, start_offset: int, next_offset: int) -> Piece:
-    """The segment without leading and trailing batches that are outside the offsets by the index.
-
-    An entry names the last offset of the batch at its position: everything from the **following** entry on is above it.
-    An entry outside the segment, or before the other cut, cuts nothing.
-    """
-    first = bisect_right(entries, start_offset, key=itemgetter(0)) - 1
-    past = bisect_left(entries, next_offset - 1, key=itemgetter(0)) + 1
-    position = entries[first][1] if first >= 0 else 0
-    end_position = entries[past][1] if past < len(entries) else segment.size_bytes
-    if not 0 <= position < segment.size_bytes:
-        position = 0
-    if not position < end_position <= segment.size_bytes:
-        end_position = segment.size_bytes
-    return Piece(segment=segment, position=position, end_position=end_position)
-
-
-def is_partial(segment: SegmentEntry, start_offset: int, next_offset: int) -> bool:
-    return segment.base_offset < start_offset or segment.next_offset > next_offset
-
-
-def with_others(splits: Sequence[Split]) -> list[Split]:
-    """Add to each split up to OTHERS pins of other partitions, in rotation: their tasks may wait for hours."""
-    pins = list(dict.fromkeys((split.prefix, split.pin) for split in splits if split.pin is not None))
-    found, at = [], 0
-    for split in splits:
-        turn = [pins[(at + step) % len(pins)] for step in range(min(OTHERS, len(pins)))]
-        at += len(turn)
-        found.append(replace(split, others=tuple(each for each in turn if each[0] != split.prefix)))
-    return found
-
-
-def _cut(piece: Piece, entries: Entries, split_bytes: int) -> Iterator[Piece]:
-    """Equal shares up to `split_bytes`, as nearly as the index allows; an entry that does not ascend cuts nothing."""
-    shares = -(-piece.size_bytes // split_bytes)
-    inside = [entry for entry in entries if piece.position < entry[1] < piece.end_position]
-    starts = [position for _, position in inside]
-    position, from_last = piece.position, piece.from_last
-    for share in range(1, shares):
-        ideal = piece.position + share * piece.size_bytes // shares
-        at = bisect_left(starts, ideal)
-        if at == len(starts):
-            break
-        if starts[at] > position and inside[at][0] > from_last:
-            last = inside[at][0]
-            yield replace(piece, position=position, end_position=starts[at], from_last=from_last, upto_last=last)
-            position, from_last = starts[at], last
-    if position < piece.end_position:
-        yield replace(piece, position=position, from_last=from_last)
-
-
-def _split(each: PartitionRange, pieces: Sequence[Piece]) -> Split:
-    shared = {field.name: getattr(each, field.name) for field in fields(ReadRange)}
-    start, end = pieces[0].segment.base_offset, pieces[-1].segment.next_offset
-    shared["aborted"] = tuple(one for one in each.aborted if one.first_offset < end and one.last_offset >= start)
-    return Split(**shared, pieces=tuple(pieces))
 
 
 @dataclass(frozen=True)
@@ -290,13 +113,8 @@ class OpenPartition:
         if self.options.fail_on_data_loss and gap is not None and start < gap[1] and end > gap[0]:
             raise lost_behind(self.name.topic_partition, view, gap)
         horizon = min(max(view.horizon_offset, start), end)
-        found = [self._range(start, horizon, view.entries)] if start < horizon else []
+        found = [self._range(start, horizon, view.entries, view=view.name)] if start < horizon else []
         return [*found, self._log_range(horizon, end)] if horizon < end else found
-
-    def entries(self, segment: SegmentEntry) -> Entries:
-        remote = self.source.remote
-        assert remote is not None, "a partition of a bucket has objects"
-        return offset_index.entries(remote.indexes(segment).offset, segment.base_offset)
 
     def offset_of(self, bound: Bound, *, is_end: bool = False) -> int:
         """The offset that a bound means here. Raises OffsetOutOfRange and InvalidRequest."""
@@ -320,24 +138,32 @@ class OpenPartition:
     def _log_range(self, start: int, end: int) -> PartitionRange:
         if self.options.fail_on_data_loss:
             self._check_lacking(start, end)
-        rows = self.source.ask(lambda index: tuple(index.entries(start, end))) or ()
-        aborted = tuple(self.source.aborted_transactions(start, end)) if self.options.is_committed and rows else ()
-        return self._range(start, end, rows, aborted)
+        parts = self.source.ask(lambda index: tuple(index.parts(start, end))) or ()
+        is_external = external_manifests(self.source.metadata) is not None
+        aborted: Aborted = ()
+        if is_external and self.options.is_committed and parts:  # no task can find them without all earlier batches
+            aborted = tuple(self.source.aborted_transactions(start, end))
+        return self._range(start, end, parts, aborted)
 
-    def _range(self, start: int, end: int, rows: tuple[SegmentEntry, ...], aborted: Aborted = ()) -> PartitionRange:
-        assert self.manifest is not None, "rows come from a head"
-        return PartitionRange(
+    def _range(
+        self, start: int, end: int, parts: tuple[Part, ...], aborted: Aborted = (), *, view: str | None = None
+    ) -> PartitionRange:
+        assert self.manifest is not None, "parts come from a manifest"
+        source = external_manifests(self.source.metadata)
+        read = ReadRange(
             topic=self.name.topic,
             partition=self.name.partition,
             prefix=self.name.prefix,
             head_sequence=self.manifest.sequence,
+            commit_id=self.manifest.commit_id,
             start_offset=start,
             next_offset=end,
-            segments=rows,
-            aborted=aborted,
+            view=view,
+            is_committed=self.options.is_committed and view is None,
             pin=self.pin,
-            layout=OURS.layout if (source := external_manifests(self.source.metadata)) is None else source.layout.value,
+            layout=OURS.layout if source is None else source.layout.value,
         )
+        return PartitionRange(read=read, parts=parts, aborted=aborted)
 
     def _check_lacking(self, start: int, end: int) -> None:
         """Raises OffsetOutOfRange for a gap in an external bucket, unless its layout may have compacted logs."""
@@ -366,7 +192,7 @@ class OpenPartition:
         return after
 
 
-def plan_read(store: ObjectStore, options: ReadOptions, *, now_ms: int | None = None) -> list[Split]:
+def plan_read(store: ObjectStore, options: ReadOptions, *, now_ms: int | None = None) -> ReadPlan:
     """The tasks of one read; none if there is nothing to read.
 
     Raises NotFound for a topic or partition that the bucket lacks, InvalidRequest for offsets of unselected partitions,
@@ -378,20 +204,18 @@ def plan_read(store: ObjectStore, options: ReadOptions, *, now_ms: int | None = 
         for side, bound in (("starting", options.start), ("ending", options.end)):
             check_complete(side, bound, known)
         ranges = [part for each in side_by_side(lambda each: each.ranges(), opened) for part in each]
-        splits = splits_of(opened, ranges, options)
+        plan = splits_of(ranges, options)
     except BaseException:
         _release(store, opened, options)
         raise
-    read = {split.prefix for split in splits}
+    read = plan.prefixes()
     _release(store, [each for each in opened if each.name.prefix not in read], options)
-    return with_others(splits)
+    return plan
 
 
-def splits_of(opened: Sequence[OpenPartition], ranges: Sequence[PartitionRange], options: ReadOptions) -> list[Split]:
-    by_prefix = {each.name.prefix: each for each in opened}
+def splits_of(ranges: Sequence[PartitionRange], options: ReadOptions) -> ReadPlan:
     return plan_splits(
         ranges,
-        lambda each, segment: by_prefix[each.prefix].entries(segment),
         split_bytes=options.split_bytes,
         partitions_min=options.partitions_min,
         records_max=options.records_max,
@@ -554,25 +378,3 @@ class PinKeeper:
             self._pin = None
             return
         _known_ends[name] = later.expires_ms  # by the first pin's name, although the renewed pin has another one
-
-
-def pinned_log(store: ObjectStore, prefix: str, pin: Pin) -> MetadataLog:
-    """The metadata log of a pinned manifest. A read is one GET; NotFound if pin and manifest are deleted."""
-    return MetadataLog(store, prefix, source=_PinnedManifest(ManifestChain(store, prefix), prefix, pin))
-
-
-@dataclass(frozen=True)
-class _PinnedManifest:
-    chain: ManifestChain
-    prefix: str
-    pin: Pin
-
-    def newest(self, known: Manifest | None) -> Manifest:
-        found = known or self.chain.read(self.pin.sequence)
-        if found is None or found.commit_id != self.pin.commit_id:
-            raise self.missing()
-        return found
-
-    def missing(self) -> LogError:
-        facts = {"prefix": self.prefix, "sequence": self.pin.sequence, "holder": self.pin.holder}
-        return NotFound("the pinned manifest does not exist, the pin has expired", **facts)

@@ -9,7 +9,6 @@ share, so one query's filter leaks into the next (tests/spark/test_filter_leak.p
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 
     from remote.external.external_layout import ExternalFormat
     from remote.store import ObjectStore
+    from tiered.spark.source.splits import ReadPlan
 
     BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
@@ -71,7 +71,11 @@ class TieredSource(DataSource):
         return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items() if name != "headers" or with_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BucketReader(parse_options(self.options), chosen_columns(schema))
+        from tiered.spark.source.planning import plan_read
+
+        options, names = parse_options(self.options), chosen_columns(schema)
+        with options.bucket.opened() as store:
+            return BucketReader(options, names, plan_read(store, options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         try:
@@ -94,23 +98,26 @@ class TieredSource(DataSource):
 
 
 class BucketReader(DataSourceReader):
-    """Plans in one process and reads in others. Only options and splits are sent, never a client."""
+    """Reads a plan. Spark pickles it for the tasks before it asks for `partitions`, so the plan is made before both.
 
-    def __init__(self, options: ReadOptions, names: tuple[str, ...]) -> None:
-        self._options, self._names = options, names
+    Only options and the ranges of the plan are sent, never a client.
+    """
+
+    def __init__(self, options: ReadOptions, names: tuple[str, ...], plan: ReadPlan) -> None:
+        self._options, self._names, self._plan = options, names, plan
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return BucketReader, (self._options, self._names, self._plan.common())
 
     def partitions(self) -> list[InputPartition]:
-        from tiered.spark.source.planning import plan_read
-
-        with self._options.bucket.opened() as store:
-            return [InputPartition(split) for split in plan_read(store, self._options)]
+        return [InputPartition(part) for part in self._plan.parts()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from tiered.spark.source.task import read_split
 
-        split: Any = partition.value
-        if split is not None:  # Spark passes None for an empty list of partitions
-            yield from read_split(split, self._options, self._names)
+        part: Any = partition.value
+        if part is not None:  # Spark passes None for an empty list of partitions
+            yield from read_split(self._plan.split(part), self._options, self._names)
 
 
 def chosen_columns(schema: StructType, columns: Mapping[str, str] = COLUMNS) -> tuple[str, ...]:
@@ -208,17 +215,17 @@ def read_arrow(
     if (function is None) != (schema is None):
         raise InvalidRequest("cannot read with Spark, a function and the schema of its result require each other")
     with selection.bucket.opened() as store:
-        splits = [pickle.dumps(split) for split in plan_read(store, selection)]
+        plan = plan_read(store, selection)
 
     def decode(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from tiered.spark.source.task import read_split
 
         for batch in numbers:
             for number in batch.column(0):
-                yield from read_split(pickle.loads(splits[int(number.as_py())]), selection, names)  # noqa: S301 - our own
+                yield from read_split(plan[int(number.as_py())], selection, names)
 
     def work(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return iter(function(decode(numbers))) if function is not None else decode(numbers)
 
     ddl = schema if schema is not None else ", ".join(f"{name} {COLUMNS[name]}" for name in names)
-    return spark.range(0, len(splits), 1, max(1, len(splits))).mapInArrow(work, ddl)
+    return spark.range(0, len(plan), 1, max(1, len(plan))).mapInArrow(work, ddl)

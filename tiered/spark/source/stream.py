@@ -35,16 +35,13 @@ from remote.cache.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import PageEntry
 from remote.manifest.manifest_lookup import MetadataIndex
-from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
 from tiered.read.partition_source import PartitionSource
 from tiered.spark.options import StreamOptions
 from tiered.spark.source.planning import (
     CACHE_BYTES,
     OpenPartition,
-    Split,
     check_complete,
     chosen_partitions,
     listed_partitions,
@@ -53,6 +50,7 @@ from tiered.spark.source.planning import (
     splits_of,
     wall_ms,
 )
+from tiered.spark.source.splits import ReadPlan, bytes_between
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -187,7 +185,7 @@ class StreamPlanner:
         new = {name: at for name, at in starts.items() if start.is_initial or start.offsets.get(name) != at}
         return StreamPosition(offsets=ends, topic_ids=_ids(seen), since=new)
 
-    def splits(self, start: StreamPosition, end: StreamPosition) -> list[Split]:
+    def splits(self, start: StreamPosition, end: StreamPosition) -> ReadPlan:
         """The tasks that read the batch between two positions. Raises as `next_end`."""
         seen = self._checked(end, self._newest_partitions())
         wanted = []
@@ -196,7 +194,7 @@ class StreamPlanner:
                 begin = end.since[name] if name in end.since else start.offsets[name]
                 wanted.append((each, each.within(begin), each.within(end.offsets[name])))
         ranges = side_by_side(lambda one: one[0].ranges_between(one[1], one[2]), wanted)
-        return splits_of(list(seen.values()), [part for each in ranges for part in each], self._options)
+        return splits_of([part for each in ranges for part in each], self._options)
 
     def _newest_partitions(self) -> Partitions:
         now_ms = self._clock()
@@ -256,7 +254,7 @@ class StreamPlanner:
             """Bytes by the manifest alone; a part that is only partly inside counts by its share of offsets."""
             between = starts[name], ends[name]
             ask = seen[name].source.ask
-            return ask(lambda index: sum(_bytes_of(each, *between) for each in index.parts(*between))) or 0
+            return ask(lambda index: sum(bytes_between(each, *between) for each in index.parts(*between))) or 0
 
         sizes = dict(zip(ends, side_by_side(backlog, ends), strict=True))
         total = sum(sizes.values())
@@ -271,16 +269,11 @@ class StreamPlanner:
         return dict(zip(ends, side_by_side(end_of, ends), strict=True))
 
 
-def _bytes_of(part: PageEntry | SegmentEntry, start: int, end: int) -> int:
-    inside = min(part.next_offset, end) - max(part.base_offset, start)
-    return part.size_bytes * inside // (part.next_offset - part.base_offset)
-
-
 def _reached(index: MetadataIndex, start: int, end: int, budget: int) -> int:
     """The offset `budget` bytes behind `start`: at least one offset further, at most `end`."""
     at = start
     for row in index.entries(start, end):
-        inside = _bytes_of(row, start, end)
+        inside = bytes_between(row, start, end)
         if inside > budget:
             span = min(row.next_offset, end) - max(row.base_offset, start)
             at = max(at, row.base_offset) + span * budget // inside

@@ -1,4 +1,4 @@
-"""One Spark task: fetch the pieces of its split, decode them, return Arrow batches.
+"""One Spark task: settle its split (`settling`), fetch the pieces of its segments, decode them, return Arrow batches.
 
 Data is fetched in windows of WINDOW_BYTES, the next one by a thread while one is decoded. All bytes pass the chunk
 checksums of `remote.fetch.range_reader` and the batch CRCs. The batches have the row schema of Spark's Kafka source
@@ -8,10 +8,13 @@ checksums of `remote.fetch.range_reader` and the batch CRCs. The batches have th
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -34,9 +37,11 @@ from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from tiered.read.external_partition import ExternalPartition
-from tiered.read.reader import decoded, index_is_wrong, report_wrong_index, segment_runs, within
+from tiered.read.reader import index_is_wrong, report_wrong_index, within
 from tiered.spark.options import ReadOptions
-from tiered.spark.source.planning import OFFSET_MAX, Piece, PinKeeper, Split, is_partial, trimmed
+from tiered.spark.source.planning import PinKeeper
+from tiered.spark.source.settling import Settled, settled
+from tiered.spark.source.splits import Split
 
 WINDOW_BYTES = 8 << 20
 STEP_BYTES = 16 << 20  # of inflated batches in one step; a step is freed before the next one is inflated
@@ -90,27 +95,40 @@ def split_columns(
     `pin_ms` is the life of its pin and of those in `others` after a renewal; None does not renew them. Raises as
     `read_split`. Without `fail_on_data_loss`, the newest manifest's records replace a deleted segment.
     """
-    remote = _remote(store, split, keys, layout)
+    remote, is_newest = _remote(store, split, keys, layout), False
     with ThreadPoolExecutor(1, "tiered-ahead") as threads:
         for prefix, pin in split.others:
             threads.submit(PinKeeper(store, prefix, pin, pin_ms).keep)
         fetch = _Fetch(remote, threads, PinKeeper(store, split.prefix, split.pin, pin_ms))
-        for piece, following in zip(split.pieces, [*split.pieces[1:], None], strict=True):
-            reached, likely_next = 0, None
-            with suppress(NotFound):
-                likely_next = _tightened(remote, split, following) if following is not None else None
+        while True:
+            reached, lost = split.start_offset, None
             try:
-                for columns in _piece_columns(fetch, split, _tightened(remote, split, piece), likely_next):
-                    reached = columns.next_offset
-                    yield _wanted(of_piece(columns, piece), split)
-                    del columns  # before the next step is inflated
+                found = settled(store, split, remote, is_newest=is_newest)
+                for entry, following in pairwise((*found.entries, None)):
+                    assert entry is not None, "only the last one has none after it"
+                    reached, lost = max(entry.base_offset, found.start_offset), entry
+                    end = min(entry.next_offset, found.next_offset)
+                    for columns in _piece_columns(fetch, found, entry, following):
+                        first, reached = reached, max(reached, columns.next_offset)
+                        yield within(without_aborted(columns, found.aborted), first, end)
+                        del columns  # before the next step is inflated
+                return
             except NotFound as error:
-                if fail_on_data_loss:
-                    where = {"topic": split.topic, "partition": split.partition, "head": split.head_sequence}
-                    attempt = "cannot read a segment, it was removed from the bucket after the read was planned"
-                    raise NotFound(f"{attempt}; call load() again", **where, **error.facts) from error
-                for columns in fallback_reads(store, remote, split, piece, reached):
-                    yield _wanted(columns, split)
+                if fail_on_data_loss or is_newest or (lost is None and split.shares > 1):
+                    raise _gone(split, error) from error
+                end = split.next_offset if lost is None else found.next_offset
+                given = tuple(each for each in split.given[0] if lost is None or each.base_offset > lost.base_offset)
+                split = replace(
+                    split, start_offset=reached, next_offset=end, share=0, shares=1, given=(given, split.given[1])
+                )
+                is_newest = split.layout == OURS.layout
+                _check_unnamed(store, split, lost)
+
+
+def _gone(split: Split, error: NotFound) -> NotFound:
+    where = {"topic": split.topic, "partition": split.partition, "head": split.head_sequence}
+    attempt = "cannot read a segment, it was removed from the bucket after the read was planned"
+    return NotFound(f"{attempt}; call load() again", **where, **error.facts)
 
 
 def _remote(store: ObjectStore, split: Split, keys: KeyRing, layout: LayoutOptions) -> RemotePartition:
@@ -121,47 +139,75 @@ def _remote(store: ObjectStore, split: Split, keys: KeyRing, layout: LayoutOptio
     return ExternalPartition(store, found, cache)
 
 
-def _wanted(columns: Columns, split: Split) -> Columns:
-    return within(without_aborted(columns, split.aborted), split.start_offset, split.next_offset)
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Whole batches of one segment that may hold the offsets ``[start_offset, next_offset)``.
+
+    By the offset index they are in the bytes ``[position, end_position)``. The offsets define the piece: a task
+    compares both positions with the batches there, so a wrong index entry cannot change it.
+    """
+
+    segment: SegmentEntry
+    start_offset: int
+    next_offset: int
+    position: int
+    end_position: int
 
 
 class _Fetch:
     """Reads windows and prefetches the likely next one; the read itself meets an error of a prefetch again."""
 
     def __init__(self, remote: RemotePartition, threads: ThreadPoolExecutor, pin: PinKeeper) -> None:
-        self._remote, self._threads, self._pin = remote, threads, pin
+        self.remote, self._threads, self._pin = remote, threads, pin
+        pin.keep()
         self._ahead: Future[memoryview] | None = None
 
     def window(self, piece: Piece, position: int, length: int) -> memoryview:
         self._pin.keep()
-        return self._remote.read(piece.segment, position, length)
+        return self.remote.read(piece.segment, position, length)
 
     def ahead(self, piece: Piece, position: int) -> None:
         if self._ahead is None or self._ahead.done():
             length = min(WINDOW_BYTES, piece.end_position - position)
-            self._ahead = self._threads.submit(self._remote.read, piece.segment, position, length)
+            self._ahead = self._threads.submit(self.remote.read, piece.segment, position, length)
 
 
-def _tightened(remote: RemotePartition, split: Split, piece: Piece) -> Piece:
-    segment = piece.segment
-    if not is_partial(segment, split.start_offset, split.next_offset):
-        return piece
-    entries = offset_index.entries(remote.indexes(segment).offset, segment.base_offset)
-    tight = trimmed(entries, segment, split.start_offset, split.next_offset)
-    position = max(piece.position, tight.position)
-    end_position = min(piece.end_position, tight.end_position)
-    if position >= end_position:
-        return piece  # this index contradicts the one by which the piece was cut
-    return replace(piece, position=position, end_position=end_position)
+def _piece(remote: RemotePartition, found: Settled, segment: SegmentEntry) -> Piece:
+    start, end = found.start_offset, found.next_offset
+    is_partial = segment.base_offset < start or segment.next_offset > end
+    entries = offset_index.entries(remote.indexes(segment).offset, segment.base_offset) if is_partial else []
+    return trimmed(entries, segment, start, end)
 
 
-def _piece_columns(fetch: _Fetch, split: Split, piece: Piece, following: Piece | None) -> Iterator[Columns]:
+def trimmed(entries: Sequence[tuple[int, int]], segment: SegmentEntry, start_offset: int, next_offset: int) -> Piece:
+    """The segment without leading and trailing batches that are outside the offsets by the index.
+
+    An entry names the last offset of the batch at its position: everything from the **following** entry on is above it.
+    An entry outside the segment, or before the other cut, cuts nothing.
+    """
+    first = bisect_right(entries, start_offset, key=itemgetter(0)) - 1
+    past = bisect_left(entries, next_offset - 1, key=itemgetter(0)) + 1
+    position = entries[first][1] if first >= 0 else 0
+    end_position = entries[past][1] if past < len(entries) else segment.size_bytes
+    if not 0 <= position < segment.size_bytes:
+        position = 0
+    if not position < end_position <= segment.size_bytes:
+        end_position = segment.size_bytes
+    start, end = max(segment.base_offset, start_offset), min(segment.next_offset, next_offset)
+    return Piece(segment, start, end, position, end_position)
+
+
+def _piece_columns(
+    fetch: _Fetch, found: Settled, entry: SegmentEntry, next_entry: SegmentEntry | None
+) -> Iterator[Columns]:
+    piece, following = _piece(fetch.remote, found, entry), None
+    with suppress(NotFound):
+        following = _piece(fetch.remote, found, next_entry) if next_entry is not None else None
     position, end, want = piece.position, piece.end_position, WINDOW_BYTES
     start, size_bytes = position, piece.segment.size_bytes
     while position < end:
         data = fetch.window(piece, position, min(want, end - position))
-        first = max(piece.from_last, split.start_offset)
-        if position == start > 0 and index_is_wrong(piece.segment, data, first, position):
+        if position == start > 0 and index_is_wrong(piece.segment, data, piece.start_offset, position):
             position = start = 0
             continue
         reached = position + len(data)
@@ -179,7 +225,7 @@ def _piece_columns(fetch: _Fetch, split: Split, piece: Piece, following: Piece |
         # Doubled for a batch larger than the window.
         position, want = position + whole, WINDOW_BYTES if whole else want * 2
         if reached >= end and end < size_bytes:
-            end = end_of_piece(piece, split, fetch.window(piece, position, HEADER_BYTES), position, end)
+            end = end_of_piece(piece, fetch.window(piece, position, HEADER_BYTES), position, end)
 
 
 def _decoded(data: memoryview, piece: Piece, position: int) -> Iterator[Columns]:
@@ -192,46 +238,29 @@ def _decoded(data: memoryview, piece: Piece, position: int) -> Iterator[Columns]
         raise Corrupt(error.attempt, **facts) from error
 
 
-# Read the remaining records of a piece with a deleted segment, for failOnDataLoss=false.
+# With failOnDataLoss=false a task continues after a deleted segment or manifest with the newest manifest.
 #
 # Without a pin, or after its expiry, a segment may leave the bucket during a job:
 #
 # - Retention removes it, and its offsets are lost.
 # - Compaction, merging or encoding replaces it. Its offsets remain, some of its records perhaps not.
 #
-# The piece then continues with the newest manifest's entries for its offsets. Each task takes the same batches as
-# before, by their last offsets, which survive a rewriting: no record is read twice or missed between two tasks.
+# Offsets survive a rewriting, so no record is read twice or missed, also between two tasks. A share of a page needs the
+# page: without it the task fails.
 
 
-def fallback_reads(
-    store: ObjectStore, remote: RemotePartition, split: Split, piece: Piece, from_offset: int
-) -> Iterator[Columns]:
-    """The piece's records from `from_offset` on that the newest manifest still has, in offset order.
-
-    Raises Corrupt if that manifest names the missing object, NotFound if the replacement is missing too.
-    """
-    segment, name = piece.segment, TopicPartition(split.topic, split.partition)
-    start, end = max(segment.base_offset, from_offset), segment.next_offset
-    rows = _rows(store, split, start, end)
-    if any(row.ulid == segment.ulid for row in rows):
-        raise Corrupt("cannot read a segment, its object is missing", partition=name, object=segment.data_key)
-    has = sum(min(row.next_offset, end) - max(row.base_offset, start) for row in rows)
-    _log.warning(
-        "an object of a segment does not exist: partition=%s object=%s offsets_left=%d", name, segment.data_key, has
-    )
-    for row in rows:
-        offset = max(start, row.base_offset)
-        for data, _ in segment_runs(remote.read, row, offset, remote.position_of_offset(row, offset)):
-            for columns in decoded(data, name):
-                yield of_piece(within(columns, start, end), piece)
-
-
-def _rows(store: ObjectStore, split: Split, start: int, end: int) -> list[SegmentEntry]:
-    log = MetadataLog(store, split.prefix)
-    manifest = log.load()
-    if manifest is None or manifest.deleted_ms is not None or start >= end:
-        return []
-    return log.ask(manifest, lambda index: list(index.entries(start, end)))
+def _check_unnamed(store: ObjectStore, split: Split, lost: SegmentEntry | None) -> None:
+    """Log the loss. Raises Corrupt if the newest manifest names the object of the `lost` segment."""
+    name, log = TopicPartition(split.topic, split.partition), MetadataLog(store, split.prefix)
+    key, is_ours = lost.data_key if lost is not None else None, split.layout == OURS.layout
+    if (
+        is_ours
+        and lost is not None
+        and log.load() is not None
+        and log.ask(log.refresh(), lambda index: index.holds(lost))
+    ):
+        raise Corrupt("cannot read a segment, its object is missing", partition=name, object=key)
+    _log.warning("a planned object does not exist: partition=%s object=%s from=%d", name, key, split.start_offset)
 
 
 # An index may already have been wrong when it was copied. So the offsets of a piece decide which batches belong to it.
@@ -240,22 +269,14 @@ def _rows(store: ObjectStore, split: Split, start: int, end: int) -> list[Segmen
 # | the bytes there | the task |
 # |---|---|
 # | at the first position: a batch that begins at or below the piece's first offset | reads from there |
-# | anything else | reads from the segment's start, and skips the batches of other pieces |
-# | at the last position: a batch that belongs to another piece or follows the split | stops |
+# | anything else | reads from the segment's start |
+# | at the last position: a batch that begins behind the piece | stops |
 # | anything else | reads on until such a batch, or the segment's end |
 #
 # Kafka's entries may name a batch some way behind their position. The last row of the table reads up to that batch.
 
 
-def of_piece(columns: Columns, piece: Piece) -> Columns:
-    if piece.from_last <= 0 and piece.upto_last == OFFSET_MAX:
-        return columns
-    last_offsets = columns.table.last_offsets
-    own = np.logical_and(last_offsets >= piece.from_last, last_offsets < piece.upto_last)
-    return columns if own.all() else columns.select(own[columns.batch_ordinals])
-
-
-def end_of_piece(piece: Piece, split: Split, data: memoryview, position: int, end_position: int) -> int:
+def end_of_piece(piece: Piece, data: memoryview, position: int, end_position: int) -> int:
     """The position up to which to read a piece further; `position` if it is complete.
 
     The piece was read up to the batch at `position`, where `data` begins. `position` is below `end_position` if
@@ -264,10 +285,9 @@ def end_of_piece(piece: Piece, split: Split, data: memoryview, position: int, en
     header = None
     with suppress(Corrupt):  # reading the batch reports it in detail
         header = read_header(data)
-    if header is not None and (header.last_offset >= piece.upto_last or header.base_offset >= split.next_offset):
+    if header is not None and header.base_offset >= piece.next_offset:
         return position
-    if position < end_position or piece.upto_last == OFFSET_MAX:
-        report_wrong_index(piece.segment, min(piece.upto_last, split.next_offset), end_position)
+    report_wrong_index(piece.segment, piece.next_offset, end_position)
     size_bytes = BEYOND_BYTES if header is None else max(BEYOND_BYTES, header.size_bytes)
     return min(position + size_bytes, piece.segment.size_bytes)
 

@@ -20,7 +20,7 @@ def test_defaults_equal_those_of_the_kafka_source():
     assert (options.bucket.url, options.topics, options.pattern, options.partitions) == ("s3://b", ("a",), None, None)
     assert (options.start, options.end) == (Bound(everywhere=EARLIEST), Bound(everywhere=LATEST))
     assert (options.include_headers, options.fail_on_data_loss, options.latest_without_match) == (False, True, False)
-    assert (options.split_bytes, options.partitions_min, options.records_max) == (64 << 20, None, None)
+    assert (options.split_bytes, options.partitions_min, options.records_max) == (None, None, None)
     assert (options.is_committed, options.view, options.pins) == (False, None, {})
     assert (options.pin_ms, options.must_pin) == (PIN_MS, False)
 

@@ -14,7 +14,7 @@ from tiered.jobs.view_jobs import build_views, plan_views
 from tiered.spark.jobs.exporting import ExportedFile, ExportJob
 from tiered.spark.options import ReadOptions, parse_options
 from tiered.spark.source import task
-from tiered.spark.source.planning import Split
+from tiered.spark.source.splits import Split
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def wave(job: ExportJob, world, count: int | None = None) -> list[int]:
     """Record the first units of the job as one wave; return the exported offsets."""
     results, found = [], []
     for unit in islice(job.units(), count):
-        offsets = offsets_of(world, unit.split)
+        offsets = offsets_of(world, job.plan.split(unit.part))
         ends = {"base_offset": min(offsets, default=0), "next_offset": max(offsets, default=-1) + 1}
         file = ExportedFile(key="k", topic="t", partition=0, records=len(offsets), size_bytes=1, **ends)
         results.append((unit, [file] if offsets else []))
@@ -64,7 +64,7 @@ def wave(job: ExportJob, world, count: int | None = None) -> list[int]:
 def test_export_interrupted_at_any_task_has_every_record_once(world, monkeypatch, options):
     monkeypatch.setattr(Bucket, "open_store", lambda bucket: world.store)
     asked = parse_options({"path": "memory://b", "subscribe": "t", "splitBytes": "300", "pin": "none", **options})
-    splits = [unit.split for unit in export_job(MemoryStore(), "whole", asked).units()]
+    splits = list(export_job(MemoryStore(), "whole", asked).plan)
     everything = [offset for split in splits for offset in offsets_of(world, split)]
     assert len(splits) > 3
     assert everything == sorted(set(everything))

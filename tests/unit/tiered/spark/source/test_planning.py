@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
+from pyspark.sql.datasource import InputPartition
 from remote_samples import entry
 
 from local.errors import AccessDenied, Corrupt, InvalidRequest, NotFound, OffsetOutOfRange, Unavailable
@@ -18,23 +19,20 @@ from local.format.batch_header import CONTROL
 from local.format.record import Record
 from local.log.producer_state import Producer
 from local.records.isolation import Isolation
+from remote.fetch.range_reader import RemotePartition
 from remote.gc.pins import list_pins, release, renew
-from remote.keys import PAGES
+from remote.keys import PAGES, manifest_key
 from remote.manifest import commit_protocol
 from remote.manifest.page_out import PageRule
 from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.view_jobs import build_views, plan_views
 from tiered.read.bucket_reader import RemoteLog
 from tiered.spark.options import parse_options
-from tiered.spark.source import pinned_snapshots, planning, task
-from tiered.spark.source.planning import (
-    PartitionRange,
-    open_partitions,
-    plan_read,
-    plan_splits,
-    trimmed,
-    wanted_segments,
-)
+from tiered.spark.source import pinned_snapshots, planning, settling, splits, task
+from tiered.spark.source.planning import open_partitions, plan_read
+from tiered.spark.source.settling import settled
+from tiered.spark.source.splits import PartitionRange, ReadRange, plan_splits, share_offsets
+from tiered.spark.source.task import trimmed
 
 COMMITTED = {"kafka.isolation.level": "read_committed"}
 
@@ -65,6 +63,10 @@ def told(world, start=0, end=None, **choices):
     """The same from the plain bucket reader."""
     with RemoteLog(world.store) as log:
         return [(record.offset, record.value) for record in log.reader(**choices).records(NAME, start, end)]
+
+
+def settled_of(world, split):
+    return settled(world.store, split, RemotePartition(world.store, split.prefix))
 
 
 def pins_of(world):
@@ -121,12 +123,13 @@ def test_committed_read_of_a_range_equals_the_plain_reader(world, start, end):
     )
 
 
-def test_split_carries_only_the_aborted_transactions_of_its_range(world):
+def test_task_finds_only_the_aborted_transactions_of_its_range(world):
     transactions(world)
     splits = plan(world, splitBytes="300", **COMMITTED)
-    all_of_them = {each for split in splits for each in split.aborted}
+    aborted = [settled_of(world, split).aborted for split in splits]
+    all_of_them = {each for some in aborted for each in some}
     assert len(all_of_them) > 20
-    assert max(len(split.aborted) for split in splits) < len(all_of_them) / 2
+    assert max(map(len, aborted)) < len(all_of_them) / 2
 
 
 def test_max_records_per_partition_limits_each_task(world):
@@ -143,21 +146,78 @@ def test_max_records_per_partition_limits_each_task(world):
     assert len(plan(world, maxRecordsPerPartition="70", minPartitions="20", splitBytes="1GiB")) >= 20
 
 
-def test_plan_reads_only_the_manifest_pages_of_its_range(world, monkeypatch):
-    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_entries_min=1)
-    monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
-    filled(world, 1500)
-    assert read(world, plan(world)) == told(world)
+def requests(world, monkeypatch):
     asked = []
     get = world.store.get
     monkeypatch.setattr(world.store, "get", lambda key: asked.append(key) or get(key))
+    return asked
+
+
+def paged(monkeypatch, rows=3):
+    """Pages of up to `rows` segments, and no pages in the memory of the process."""
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=rows, page_rows_min=2, kept_entries_min=1)
+    monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
+    monkeypatch.setattr(settling, "_kept", {})
+
+
+def test_plan_reads_no_page_and_a_task_only_the_page_of_its_range(world, monkeypatch):
+    paged(monkeypatch)
+    filled(world, 1500)
+    assert read(world, plan(world)) == told(world)
+    monkeypatch.setattr(settling, "_kept", {})
+    asked = requests(world, monkeypatch)
     found = plan_read(
         world.store, ask(startingOffsets='{"t":{"0":700}}', endingOffsets='{"t":{"0":710}}', pin="none"), now_ms=NOW
     )
+    assert [key for key in asked if PAGES in key] == []
     assert [offset for offset, _ in read(world, found)] == list(range(700, 710))
     assert (
         len([key for key in asked if PAGES in key]) == 1 < len({k.key for k in world.store.list("") if PAGES in k.key})
     )
+
+
+@pytest.mark.parametrize("choices", [{}, {"minPartitions": "40"}, {"maxRecordsPerPartition": "90"}], ids=str)
+def test_tasks_that_share_pages_return_every_record_once(world, monkeypatch, choices):
+    paged(monkeypatch, rows=20)
+    filled(world, 1500)
+    plan_of_all = plan(world, splitBytes="700", **choices)
+    assert any(split.shares > 1 for split in plan_of_all)
+    assert read(world, plan_of_all) == told(world)
+    bounds = {"startingOffsets": '{"t":{"0":333}}', "endingOffsets": '{"t":{"0":1111}}'}
+    assert read(world, plan(world, splitBytes="700", **bounds, **choices)) == told(world, 333, 1111)
+
+
+def test_task_reads_its_manifest_and_page_once_in_a_process(world, monkeypatch):
+    paged(monkeypatch, rows=20)
+    filled(world, 1500)
+    splits = list(plan(world, splitBytes="700"))
+    asked = requests(world, monkeypatch)
+    read(world, splits[:6])
+    assert len({split.start_offset for split in splits[:6]}) == 1, "the tasks are shares of one page"
+    assert len([key for key in asked if "/meta/head/" in key or PAGES in key]) == 2
+
+
+@pytest.mark.damages_bucket
+def test_task_without_its_manifest_reads_the_newest_or_fails(world, monkeypatch):
+    transactions(world)
+    splits = plan(world, pin="none", splitBytes="300", **COMMITTED)
+    want = told(world, isolation=Isolation.READ_COMMITTED)
+    paged(monkeypatch, rows=20)
+    manager = world.open()
+    send(manager, 500, start=0)
+    manager.partitions.roll("t", now_ms=NOW)
+    settle(manager)
+    shared = plan(world, pin="none", splitBytes="300")
+    send(manager, 50, start=0)
+    manager.partitions.roll("t", now_ms=NOW)
+    settle(manager)
+    world.store.delete(splits[0].prefix + manifest_key(each[0].head_sequence) for each in (splits, shared))
+    with pytest.raises(NotFound, match="call load"):
+        read(world, splits)
+    assert left(world, splits) == want
+    (split,) = [split for split in shared if split.share == 1][:1]
+    with pytest.raises(NotFound, match="call load"):
+        left(world, [split])
 
 
 def test_read_of_a_view_and_its_log_equals_the_plain_reader(world):
@@ -253,7 +313,7 @@ def test_task_renews_its_pin_while_it_reads(world, monkeypatch):
 
     list(task.split_columns(world.store, split, pin_ms=5))
     assert kept[0] == (split.pin, 5)
-    assert kept[1:] == ["kept"] * len(split.pieces)
+    assert kept[1:] == ["kept"] * (1 + len(settled_of(world, split).entries))
 
 
 def test_failed_or_empty_plan_leaves_no_pin(world):
@@ -262,7 +322,7 @@ def test_failed_or_empty_plan_leaves_no_pin(world):
         plan(world, startingOffsets='{"t":{"0":999}}')
     with pytest.raises(InvalidRequest):
         plan(world, startingTimestamp=str(NOW + DAY))
-    assert plan(world, endingOffsets='{"t":{"0":0}}') == []
+    assert len(plan(world, endingOffsets='{"t":{"0":0}}')) == 0
     with pytest.raises(NotFound):
         plan_read(world.store, parse_options({"path": "memory://b", "assign": '{"t":[0,5]}'}), now_ms=NOW)
     assert pins_of(world) == []
@@ -349,7 +409,7 @@ def test_missing_view_segment_is_not_replaced_by_the_log(world, monkeypatch):
     splits = plan(world, **asked)
     monkeypatch.setattr(Bucket, "open_store", lambda bucket: world.store)
     assert sum(batch.num_rows for split in splits for batch in task.read_split(split, ask(**asked), ["offset"])) > 0
-    world.store.delete([splits[0].prefix + splits[0].pieces[0].segment.data_key])
+    world.store.delete([splits[0].prefix + settled_of(world, splits[0]).entries[0].data_key])
     with pytest.raises(NotFound, match="call load"):
         list(task.read_split(splits[0], ask(**asked), ["offset"]))
 
@@ -358,7 +418,7 @@ def test_missing_view_segment_is_not_replaced_by_the_log(world, monkeypatch):
 def test_missing_object_named_by_the_newest_manifest_is_corrupt(world):
     filled(world)
     splits = plan(world, pin="none")
-    world.store.delete([splits[0].prefix + splits[0].pieces[2].segment.data_key])
+    world.store.delete([splits[0].prefix + settled_of(world, splits[0]).entries[2].data_key])
     with pytest.raises(Corrupt, match="its object is missing"):
         left(world, splits)
 
@@ -372,7 +432,7 @@ def test_deleted_topic_is_not_found_and_its_successor_is_read(world):
     settle(manager)
     with pytest.raises(NotFound, match="the topic was deleted: topic=t"):
         plan(world)
-    assert plan_read(world.store, parse_options({"path": "memory://b", "subscribePattern": ".*"}), now_ms=NOW) == []
+    assert len(plan_read(world.store, parse_options({"path": "memory://b", "subscribePattern": ".*"}), now_ms=NOW)) == 0
     manager.topics.create("t", 1, TIERED, now_ms=NOW)
     send(manager, 20)
     manager.partitions.roll("t", now_ms=NOW)
@@ -406,15 +466,16 @@ def test_control_records_are_not_returned(world):
 
 
 def make_range(segments, start_offset=0, next_offset=10**9):
-    return PartitionRange(
+    read = ReadRange(
         topic="orders",
         partition=3,
         prefix="orders-x/3/",
         head_sequence=9,
+        commit_id="c",
         start_offset=start_offset,
         next_offset=next_offset,
-        segments=tuple(segments),
     )
+    return PartitionRange(read=read, parts=tuple(segments))
 
 
 def segments_of(*sizes, each=100):
@@ -423,55 +484,107 @@ def segments_of(*sizes, each=100):
     ]
 
 
-def no_index(each, segment):
-    raise AssertionError("the index of an uncut segment was requested")
-
-
 def shape(splits):
-    return [[(piece.segment.ulid, piece.position, piece.end_position) for piece in split.pieces] for split in splits]
+    return [(split.start_offset, split.next_offset, split.share, split.shares) for split in splits]
 
 
-def test_small_segments_are_packed_up_to_the_split_size_without_an_index():
-    splits = plan_splits([make_range(segments_of(40, 40, 40, 10, 60))], no_index, split_bytes=100)
-    assert shape(splits) == [[("U0", 0, 40), ("U1", 0, 40)], [("U2", 0, 40), ("U3", 0, 10)], [("U4", 0, 60)]]
+def test_small_segments_are_packed_up_to_the_split_size():
+    plan = plan_splits([make_range(segments_of(40, 40, 40, 10, 60))], split_bytes=100)
+    assert shape(plan) == [(0, 200, 0, 1), (200, 400, 0, 1), (400, 500, 0, 1)]
+    assert [split.size_bytes for split in plan] == [80, 50, 60]
 
 
 def test_partitions_are_never_packed_together():
-    splits = plan_splits([make_range(segments_of(1)), make_range(segments_of(1))], no_index, split_bytes=100)
-    assert len(splits) == 2
+    assert len(plan_splits([make_range(segments_of(1)), make_range(segments_of(1))], split_bytes=100)) == 2
 
 
 def test_empty_segments_and_segments_outside_the_range_are_left_out():
     segments = [*segments_of(10, 10, 10, 10), entry("E", 400, 500, size_bytes=0)]
-    assert [each.ulid for each in wanted_segments(make_range(segments, 100, 300))] == ["U1", "U2"]
-    assert [each.ulid for each in wanted_segments(make_range(segments, 99, 301))] == ["U0", "U1", "U2", "U3"]
-    assert wanted_segments(make_range(segments, 250, 250)) == ()
-    assert plan_splits([make_range(segments, 400, 500)], no_index, split_bytes=100) == []
+    assert shape(plan_splits([make_range(segments, 100, 300)], split_bytes=10)) == [(100, 200, 0, 1), (200, 300, 0, 1)]
+    assert shape(plan_splits([make_range(segments, 99, 301)], split_bytes=100)) == [(99, 301, 0, 1)]
+    assert len(plan_splits([make_range(segments, 250, 250)], split_bytes=100)) == 0
+    assert len(plan_splits([make_range(segments, 400, 500)], split_bytes=100)) == 0
 
 
-def test_a_large_segment_is_cut_into_equal_shares_at_batch_starts():
-    entries = [(offset, offset * 10) for offset in range(5, 100, 5)]  # a batch every 50 bytes
-    splits = plan_splits([make_range(segments_of(1000))], lambda *_: entries, split_bytes=300)
-    assert shape(splits) == [[("U0", 0, 250)], [("U0", 250, 500)], [("U0", 500, 750)], [("U0", 750, 1000)]]
+def test_a_large_segment_is_cut_into_equal_shares_of_its_offsets():
+    plan = plan_splits([make_range(segments_of(1000))], split_bytes=300)
+    assert shape(plan) == [(0, 25, 0, 1), (25, 50, 0, 1), (50, 75, 0, 1), (75, 100, 0, 1)]
 
 
 def test_a_large_segment_is_trimmed_to_the_offsets_before_it_is_cut():
-    entries = [(offset, offset * 10) for offset in range(5, 100, 5)]
-    splits = plan_splits([make_range(segments_of(1000), 52, 71)], lambda *_: entries, split_bytes=300)
-    assert shape(splits) == [[("U0", 500, 750)]]
+    assert shape(plan_splits([make_range(segments_of(1000), 50, 70)], split_bytes=300)) == [(50, 70, 0, 1)]
+    assert shape(plan_splits([make_range(segments_of(1000), 50, 90)], split_bytes=300)) == [
+        (50, 70, 0, 1),
+        (70, 90, 0, 1),
+    ]
 
 
 def test_partitions_min_gives_more_tasks():
-    splits = plan_splits([make_range(segments_of(*[10] * 20))], no_index, split_bytes=1000, partitions_min=7)
-    assert len(splits) >= 7
+    plan = plan_splits([make_range(segments_of(*[10] * 20))], split_bytes=1000, partitions_min=7)
+    assert len(plan) >= 7
 
 
-def test_split_survives_pickling_with_its_planned_entries():
-    (split,) = plan_splits([make_range(segments_of(10))], no_index, split_bytes=100)
-    again = pickle.loads(pickle.dumps(split))
-    assert again == split
-    assert again.pieces[0].segment.data_crc32c == 0xFFFFFFFF
-    assert again.head_sequence == 9
+def test_large_read_without_a_size_has_a_bounded_number_of_tasks(monkeypatch):
+    monkeypatch.setattr(splits, "TASKS_MAX", 10)
+    large = make_range(segments_of(*[100 << 20] * 30))
+    assert len(plan_splits([large])) == 10
+    assert len(plan_splits([large], split_bytes=64 << 20)) == 60
+    assert len(plan_splits([make_range(segments_of(*[60 << 20] * 9))])) == 9
+
+
+def test_task_carries_at_most_200_bytes_and_becomes_its_split_in_a_worker():
+    segments = segments_of(*[2**40] * 50, each=2**53)
+    plan = plan_splits([make_range(segments, 0, 2**62)], split_bytes=2**30)
+    assert len(plan) > 40_000
+    part = plan.part(len(plan) - 1)
+    assert len(pickle.dumps(InputPartition(part))) <= 200
+    common = pickle.loads(pickle.dumps(plan.common()))
+    assert len(common) == 0
+    assert common.split(pickle.loads(pickle.dumps(part))) == plan[-1]
+    assert plan[-1].head_sequence == 9
+
+
+@st.composite
+def ranges(draw):
+    """(segments with gaps, a range): any sizes, some empty."""
+    segments, offset = [], draw(st.integers(0, 3))
+    for number in range(draw(st.integers(1, 12))):
+        after = offset + draw(st.integers(1, 40))
+        segments.append(entry(f"U{number}", offset, after, size_bytes=draw(st.integers(1, 5000))))
+        offset = after + draw(st.sampled_from([0, 0, 1, 30]))
+    start = draw(st.integers(0, offset + 5))
+    return segments, start, draw(st.integers(start, offset + 9))
+
+
+@given(ranges(), st.integers(1, 6000), st.none() | st.integers(1, 60), st.none() | st.integers(1, 40))
+def test_each_offset_of_a_segment_is_in_exactly_one_task(sample, split_bytes, partitions_min, records_max):
+    segments, start, end = sample
+    plan = plan_splits(
+        [make_range(segments, start, end)],
+        split_bytes=split_bytes,
+        partitions_min=partitions_min,
+        records_max=records_max,
+    )
+    found = [offset for split in plan for offset in range(split.start_offset, split.next_offset)]
+    assert found == sorted(set(found)), "tasks overlap or are out of order"
+    held = {offset for each in segments for offset in range(*each.offsets) if start <= offset < end}
+    assert held <= set(found) <= set(range(start, end))
+    assert records_max is None or all(split.next_offset - split.start_offset <= records_max for split in plan)
+
+
+@given(ranges(), st.integers(1, 50))
+def test_shares_of_a_page_join_without_a_gap_and_without_an_overlap(sample, shares):
+    segments, start, end = sample
+    rows = [each for each in segments if each.next_offset > start and each.base_offset < end]
+    whole = plan_splits([make_range(segments, start, end)], split_bytes=10**9)
+    if not whole:
+        return
+    (split,) = whole
+    cuts = [share_offsets(rows, 0, len(rows), replace(split, share=share, shares=shares)) for share in range(shares)]
+    assert cuts[0][0] == split.start_offset
+    assert cuts[-1][1] == split.next_offset
+    assert all(left[1] == right[0] for left, right in itertools.pairwise(cuts))
+    assert all(first <= after for first, after in cuts)
 
 
 @st.composite
@@ -505,18 +618,6 @@ def test_trimming_never_loses_a_wanted_batch_and_cuts_at_batch_starts(log):
         assert wanted[-1][1] <= piece.end_position
     edges = {at for _, _, at, _ in batches} | {segment.size_bytes}
     assert {piece.position, piece.end_position} <= edges
-
-
-@given(logs(), st.integers(1, 3000))
-def test_cutting_neither_loses_nor_repeats_a_batch(log, split_bytes):
-    segment, batches, entries, _ = log
-    splits = plan_splits([make_range([segment])], lambda *_: entries, split_bytes=split_bytes)
-    pieces = [piece for split in splits for piece in split.pieces]
-    assert pieces[0].position == 0
-    assert pieces[-1].end_position == segment.size_bytes
-    assert all(left.end_position == right.position for left, right in itertools.pairwise(pieces))
-    assert all(piece.size_bytes > 0 for piece in pieces)
-    assert {piece.position for piece in pieces} <= {at for _, _, at, _ in batches}
 
 
 @pytest.mark.parametrize("next_offset", [0, 1])
