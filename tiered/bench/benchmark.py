@@ -226,7 +226,9 @@ def run_benchmark(
         try:
             measure_disk(bench)
             if metered is None:
-                measure_bucket(bench, folder_store(root))
+                path = os.path.join(root, "bucket")
+                os.makedirs(path)
+                measure_bucket(bench, open_store(file_url(path), {}))
             else:
                 with emptied(metered):
                     measure_bucket(bench, metered)
@@ -391,8 +393,7 @@ def _look_up(bench: Bench, manager: LogManager) -> None:
             yield len(batch)
 
     took = bench.each_timed(looks())
-    path = log_files(bench, BULK)[0]
-    raw = bench.each_timed(_random_reads(path, sizes, chance))
+    raw = bench.each_timed(_random_reads(log_files(bench, BULK)[0], sizes, chance))
     bench.note_each("index lookup", sum(sizes), took, raw)
 
 
@@ -459,12 +460,6 @@ def _random_reads(path: str, sizes: Sequence[int], chance: Random) -> Iterator[b
     with open(path, "rb", buffering=0) as file:
         for size in sizes:
             yield os.pread(file.fileno(), size, chance.randrange(max(1, file_bytes - size)))
-
-
-def folder_store(root: str) -> ObjectStore:
-    path = os.path.join(root, "bucket")
-    os.makedirs(path)
-    return open_store(file_url(path), {})
 
 
 def measure_bucket(bench: Bench, store: ObjectStore) -> None:

@@ -342,8 +342,7 @@ def open_bucket(
         from tiered.health.repair_sources import LocalCopies
         from tiered.manager.manager import LogManager
 
-        opened = partial(LogManager.open, config, now_ms=now_ms(), read_only=True, store=store)
-        with LocalCopies(opened) as local:
+        with LocalCopies(partial(LogManager.open, config, now_ms=now_ms(), read_only=True, store=store)) as local:
             yield replace(found, copies=local)
 
 

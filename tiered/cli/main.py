@@ -113,8 +113,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
         from tiered.cli.node.generate import answer
 
         sys.exit(answer(instruction))
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    code = invoke(words)
+    code = invoke(list(sys.argv[1:] if arguments is None else arguments))
     # Skip the interpreter's clean-up, a seventh of a short command: all resources are closed.
     gc.freeze()
     sys.exit(code)

@@ -40,6 +40,7 @@ PATIENCE_S = 1.0  # delay of a bar
 Clock = Callable[[], float]
 Advance = Callable[[int], None]
 OnCopy = Callable[["TopicPartition", int, int, int], None]  # partition, base offset, bytes done, bytes in total
+Columns = Callable[[], Sequence["ProgressColumn"]]
 
 
 class Progress:
@@ -229,13 +230,7 @@ class Lines:
 class Bars:
     """A bar for each task, from `patience_s` after its first report until its end. Thread safe."""
 
-    def __init__(
-        self,
-        columns: Callable[[], Sequence[ProgressColumn]],
-        *,
-        patience_s: float = PATIENCE_S,
-        is_transient: bool = False,
-    ) -> None:
+    def __init__(self, columns: Columns, *, patience_s: float = PATIENCE_S, is_transient: bool = False) -> None:
         self._columns, self._patience_s, self._is_transient = columns, patience_s, is_transient
         self._lock = threading.Lock()
         self._started_s: dict[str, float] = {}

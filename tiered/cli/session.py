@@ -96,8 +96,7 @@ class Session:
 
         try:
             is_there = os.path.exists(os.path.join(self.directory, FILE))
-            config = self.config() if is_there else Config.load(None, self.overrides, os.environ)
-            return configured_prices(config)
+            return configured_prices(self.config() if is_there else Config.load(None, self.overrides, os.environ))
         except LogError as error:
             click.echo(f"! dollars use the built-in prices: {error}", err=True)
             return BUILT_IN
@@ -191,8 +190,7 @@ class Session:
         from tiered.serve.node.command_node import CommandWork, opened
 
         self.set_up_logging()
-        show_bytes = partial(byte_progress, self, verb)
-        with CommandWork(self.progress, show_bytes, self.say, now_ms, stop) as work:
+        with CommandWork(self.progress, partial(byte_progress, self, verb), self.say, now_ms, stop) as work:
             open_manager = partial(self.manager, overrides=overrides, read_only=read_only, is_hasty=is_hasty)
             with opened(self.config().data_dirs, open_manager, work, overrides=self.overrides) as node:
                 yield node
@@ -323,10 +321,9 @@ UNNAMED = "--option requires --remote URL; the options of the configured bucket 
 def store_options(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, object]:
     """Parse ``name=value`` of the store's client: true and false are booleans, ``{...}`` is a JSON object."""
     switches: dict[str, object] = {"true": True, "false": False}
-    pairs = (parse_setting(value, parameter.opts[0]) for value in values)
     return {
         key: _table(parameter.opts[0], key, value) if value.startswith("{") else switches.get(value, value)
-        for key, value in pairs
+        for key, value in (parse_setting(each, parameter.opts[0]) for each in values)
     }
 
 
@@ -353,8 +350,7 @@ class Stop:
 
     def __init__(self, wake_fd: int) -> None:
         self.signal: int | None = None
-        self._is_to_reload = False
-        self._is_breaking_off = False
+        self._is_to_reload = self._is_breaking_off = False
         self._count = 0
         self._wake_fd = wake_fd
 

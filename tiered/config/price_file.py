@@ -10,17 +10,14 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from local.errors import InvalidRequest, LogError, NotFound
 from local.storage import DiskStorage
 from policies.cost.prices import BUILT_IN, STANDARD, Prices, PriceTable
+from tiered.config.config import Config
 from tiered.config.properties import nearest
-
-if TYPE_CHECKING:
-    from tiered.config.config import Config
 
 SETTING = "cost.prices"
 _log = logging.getLogger(__name__)

@@ -22,29 +22,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from local.errors import Conflict, InvalidRequest
-from policies.cost.prices import STANDARD
+from policies.cost.cost_advice import CostAdvice, Move
+from policies.cost.prices import STANDARD, PriceTable
 from policies.cost.storage_cost import request_cost
 from policies.decisions import Plan
 from remote.manifest.catalog import RemotePartitionName
+from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
+from remote.store import ObjectStore
 from tiered.config.price_file import configured_prices
 from tiered.config.properties import canonical, parse
+from tiered.cost.cost_advising import AdvisedCosts
 from tiered.cost.topic_cost import log_entries
 from tiered.jobs.rewriting import GROUPS_A_MANIFEST, EntryFilter, cost_of, plan_recode, run_rewrite
+from tiered.manager.manager import LogManager
 from tiered.plans.planning import basis_changes, plan_basis
 from tiered.plans.saved_plan import AlterStep, MovedSegment, RecodeStep, SavedPlan, Step
 from tiered.stores.object_encoding import EncodingChoice
-
-if TYPE_CHECKING:
-    from policies.cost.cost_advice import CostAdvice, Move
-    from policies.cost.prices import PriceTable
-    from remote.segment_entry import SegmentEntry
-    from remote.store import ObjectStore
-    from tiered.cost.cost_advising import AdvisedCosts
-    from tiered.manager.manager import LogManager
 
 CHANGED = "cannot apply the saved advice, the state has changed since: run 'tiered cost advise --out' again"
 NAMED_MAX = 5
@@ -251,17 +247,15 @@ def _move(
     for partition, ulids in sorted(ulids_of.items()):
         if should_stop():
             break
-        name = RemotePartitionName(topic=step.topic, topic_id=topic_id, partition=partition)
         plan = plan_recode(
             store,
-            name,
+            RemotePartitionName(topic=step.topic, topic_id=topic_id, partition=partition),
             now_ms=now_ms(),
             storage_class=step.storage_class,
             entry_filter=_with_ulids(ulids),
             settings=manager.config.topic_properties,
         )
-        done = run_rewrite(store, plan, now_ms=now_ms, keys=keys, target=target, should_stop=should_stop)
-        moved += done.rows_before
+        moved += run_rewrite(store, plan, now_ms=now_ms, keys=keys, target=target, should_stop=should_stop).rows_before
     return moved
 
 

@@ -183,8 +183,7 @@ def _append(job: _Job, manager: LogManager, flights: Flights) -> None:
         for topic, records in ((EVENTS, flights.events), (LATEST, flights.latest)):
             for at in range(0, len(records), APPEND_RECORDS):
                 batch = records[at : at + APPEND_RECORDS]
-                shares = manager.appender.split(topic, batch)
-                for name, share in shares.items():
+                for name, share in manager.appender.split(topic, batch).items():
                     manager.append(topic, share, name.partition, now_ms=job.now_ms)
                     job.sent[name] += share
                 done += len(batch)
@@ -199,8 +198,7 @@ def _append(job: _Job, manager: LogManager, flights: Flights) -> None:
 
 def _tier(job: _Job, manager: LogManager) -> None:
     with job.step("compact") as measured:
-        applied = _apply_only(job, manager, CleanLog)
-        cleaned = [result for each in applied for result in each.cleaned]
+        cleaned = [result for each in _apply_only(job, manager, CleanLog) for result in each.cleaned]
         before, after = (sum(getattr(r, f"records_{when}") for r in cleaned) for when in ("before", "after"))
         measured.records, measured.size_bytes = before, sum(r.bytes_before for r in cleaned)
         measured.note = f"{before:,} -> {after:,} records, {100 - 100 * after / max(before, 1):.1f} % fewer"

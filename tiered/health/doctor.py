@@ -357,8 +357,7 @@ def guarantees(patient: Patient) -> Iterator[Finding]:
     if not patient.may_write:
         yield not_checked("guarantees", "not tried")
         return
-    found = probe_store(patient.bucket, now_ms=patient.clock_ms(), is_racing=True)
-    if found.allows_writers:
+    if probe_store(patient.bucket, now_ms=patient.clock_ms(), is_racing=True).allows_writers:
         yield passed("guarantees", "the store supports create-if-absent; one of several concurrent creates succeeds")
     else:
         yield finding("guarantees.single-writer" if patient.config.is_single_writer else "guarantees.overwrites", "")

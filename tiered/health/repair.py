@@ -388,10 +388,8 @@ def _repair_page(store: ObjectStore, repair: PageRepair, now_ms: int) -> None:
             store.put(prefix + page.key, body)
             return
     log = MetadataLog(store, prefix)
-    manifest = log.join()
-    if page not in manifest.pages:
+    if page not in log.join().pages:
         raise NotFound("cannot repair a manifest page, the manifest no longer names it", page=page.key)
     log.certify_page(page, repair.entries)
-    note = AppliedJob(job_id=f"repair-{new_ulid(now_ms)}")
-    change = replace_tiled([], cleaned_through=0, bound=None, note=note)
+    change = replace_tiled([], cleaned_through=0, bound=None, note=AppliedJob(job_id=f"repair-{new_ulid(now_ms)}"))
     log.commit(change, now_ms, touches=(page.base_offset, page.next_offset))

@@ -243,8 +243,7 @@ class StoredSegment:
 
     def __init__(self, source: FileSource, chunks: Iterator[_Chunk]) -> None:
         self.partition = source.partition
-        self._source = source
-        self._chunks = chunks
+        self._source, self._chunks = source, chunks
         self._next_offset = source.base_offset
         self.damage: Corrupt | None = None
 
@@ -318,8 +317,7 @@ def _by_frames(source: FileSource) -> Iterator[_Chunk]:
     start = 0
     for stored_start, length, content_bytes in frames(source.read, source.size_bytes):
         if content_bytes > FRAME_BYTES_MAX:
-            attempt = "a zstd frame declares too large a size"
-            raise Corrupt(attempt, content_bytes=content_bytes, limit=FRAME_BYTES_MAX)
+            raise Corrupt("a zstd frame declares too large a size", content_bytes=content_bytes, limit=FRAME_BYTES_MAX)
 
         def opened(stored: bytes, content_bytes: int = content_bytes) -> bytes:
             body = inflated(memoryview(stored), content_bytes)
@@ -345,8 +343,7 @@ def _cipher(source: FileSource, keys: KeyRing) -> ObjectCipher | None:
             break
         entry = None
         with suppress(NotFound):  # a page of an older manifest, already deleted
-            index = MetadataIndex(manifest, pages.entries)
-            rows = index.entries_with_dead(name.base_offset, name.last_offset + 1)
+            rows = MetadataIndex(manifest, pages.entries).entries_with_dead(name.base_offset, name.last_offset + 1)
             of_views = name.view is not None
             entry = next((each for each in (manifest.view_entries if of_views else rows) if each.data_key == key), None)
         if entry is not None and entry.key_id is None:

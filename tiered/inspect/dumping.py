@@ -294,10 +294,8 @@ class LogDump:
         """`walks` are the pieces of the log in order; positions are relative to the current piece."""
         self.partition = partition or NOWHERE
         self.problem: str | None = None
-        self.at = 0
         self.is_torn = False
-        self.invalid_bytes = 0
-        self.gaps = 0
+        self.at = self.invalid_bytes = self.gaps = 0
         self.first_gaps: list[tuple[int, int]] = []
         self._walks, self._selection, self._decoders = walks, selection, decoders or Decoders()
         self._with_position = with_position

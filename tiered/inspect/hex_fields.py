@@ -59,8 +59,7 @@ def batch_fields(batch: memoryview, position: int, *, with_records: bool = True)
         yield cursor.bytes("records", cursor.remaining, value=f"{_codec_name(codec)}, {cursor.remaining} bytes")
         if codec > Codec.ZSTD:
             raise Corrupt("cannot read a batch, the codec is unknown", at=position, codec=codec)
-        inflated = decompress(Codec(codec), batch[HEADER_BYTES:], INFLATED_BYTES_MAX)
-        cursor = _Cursor(inflated, 0, is_inflated=True)
+        cursor = _Cursor(decompress(Codec(codec), batch[HEADER_BYTES:], INFLATED_BYTES_MAX), 0, is_inflated=True)
     yield from _to_its_end(cursor, (field for _ in range(header["recordsCount"]) for field in _record(cursor, header)))
 
 

@@ -139,8 +139,7 @@ def plan_copy(
 def begin_copy(source: ObjectStore, target: ObjectStore, plan: CopyPlan) -> MetadataLog:
     """Become the writer of the copy; return its metadata log. Raises Conflict if the partition has another writer."""
     log = MetadataLog(target, plan.name.prefix)
-    known = log.load(exact=True)
-    _check_ours(source, target, plan.name, known)
+    _check_ours(source, target, plan.name, log.load(exact=True))
     newest = MetadataLog(source, plan.name.prefix).refresh(exact=True)
     key_ids = (each.encoding.key_id for each in plan.entries if each.encoding.key_id is not None)
     first, key, writer = newest.epoch + EPOCHS_APART, next(key_ids, newest.seal_key_id), _writer(source)

@@ -116,8 +116,7 @@ def delete_pending(store: ObjectStore, plan: DeletionPlan, *, now_ms: int) -> Fr
     if not plan.is_due:
         return Freed()
     prefix, log = plan.name.prefix, MetadataLog(store, plan.name.prefix)
-    found = log.refresh(exact=True)
-    mark = AFTER_INGEST if found.writer_id.startswith(INGEST) else DELETION
+    mark = AFTER_INGEST if log.refresh(exact=True).writer_id.startswith(INGEST) else DELETION
     manifest = log.take_over_if(mark + new_ulid(now_ms), now_ms, check_newest=partial(_check_newest, plan, now_ms))
     freed = _delete_due(store, log, manifest, plan, now_ms)
     upto = collectable_upto((log.cached or manifest).sequence, log.gc_boundary)
@@ -166,8 +165,7 @@ def at_work(manifest: Manifest, now_ms: int) -> str | None:
 def _check_newest(plan: DeletionPlan, now_ms: int, manifest: Manifest) -> None:
     facts = {"partition": plan.name.topic_partition, "writer": manifest.writer_id, "epoch": manifest.epoch}
     if manifest.epoch != plan.epoch:
-        wrong = "cannot delete objects of the partition, another writer took over"
-        raise Conflict(wrong, planned=plan.epoch, **facts)
+        raise Conflict("cannot delete objects of the partition, another writer took over", planned=plan.epoch, **facts)
     why = None if plan.takes_over else at_work(manifest, now_ms)
     if why:
         raise Conflict(f"cannot delete objects of the partition, {why}", **facts)

@@ -100,7 +100,7 @@ class GroupWork:
             bits = newest.bits(segment.base_offset, number) if newest is not None else None
             first = 0
             for columns in kernels.decode_in_steps(mapped[start:end], include_control=True):
-                wanted = _keyed(columns)
+                wanted = (columns.key_lengths >= 0) & ~_of_control(columns)
                 if bits is None:
                     wanted &= ~aborted_batches(columns.table, self.group.aborted)[columns.batch_ordinals]
                 else:
@@ -261,8 +261,7 @@ class ShuffledOffsetMap:
         segment = self._segments[base_offset]
         start, end = slice_bounds(segment)[slice_number]
         keep, tombstones = [np.empty(0, np.bool_)], [np.empty(0, np.bool_)]
-        mapped = self._storage.map(segment.path(LOG))
-        for columns in kernels.decode_in_steps(mapped[start:end], include_control=True):
+        for columns in kernels.decode_in_steps(self._storage.map(segment.path(LOG))[start:end], include_control=True):
             control = _of_control(columns)
             keep.append(control | ~self.superseded(columns))
             tombstones.append((columns.value_lengths < 0) & ~control & (columns.key_lengths >= 0))
@@ -324,11 +323,6 @@ def compact_partition(
 
 def _of_control(columns: Columns) -> Flags:
     found: Flags = ((columns.table.attributes & CONTROL) != 0)[columns.batch_ordinals]
-    return found
-
-
-def _keyed(columns: Columns) -> Flags:
-    found: Flags = (columns.key_lengths >= 0) & ~_of_control(columns)
     return found
 
 

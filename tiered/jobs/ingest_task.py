@@ -112,8 +112,7 @@ class IngestTask:
         """Delete the unreported uploads of this attempt, if possible. Never raises a LogError."""
         for known in self._partitions.values():
             with suppress(LogError):
-                prefix = known.target.name.prefix
-                delete_objects(self.store, prefix, keys_of(known.entries), DeleteReason.OWN_UPLOAD)
+                delete_objects(self.store, known.target.name.prefix, keys_of(known.entries), DeleteReason.OWN_UPLOAD)
             with suppress(LogError):
                 if known.file is not None:
                     known.file.close()
@@ -193,5 +192,4 @@ class IngestTask:
         self.storage.unlink(path)
 
     def _path(self, known: _Partition) -> str:
-        number = known.target.name.partition
-        return join(self.directory, f"{number}-{segment_file(known.base_offset, LOG)}")
+        return join(self.directory, f"{known.target.name.partition}-{segment_file(known.base_offset, LOG)}")

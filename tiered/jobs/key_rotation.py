@@ -134,8 +134,7 @@ def rewrapped_entry(keys: KeyRing, key_id: str, prefix: str, entry: SegmentEntry
     """The entry, wrapped by `key_id` in the current form; itself if current or plaintext. Raises AccessDenied."""
     if entry.key_id is None or not is_due(entry, key_id):
         return entry
-    name = object_identity(prefix, entry.data_key)
-    wrapped = keys.rewrapped(entry.key_id, entry.wrapped_key or "", name, key_id)
+    wrapped = keys.rewrapped(entry.key_id, entry.wrapped_key or "", object_identity(prefix, entry.data_key), key_id)
     return replace(entry, key_id=key_id, wrapped_key=wrapped)
 
 

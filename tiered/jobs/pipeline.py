@@ -129,8 +129,7 @@ def failed_on_error(
 ) -> R | Unit:
     """Return the result of `do`; a NOTHING unit for a deleted topic, a FAILED one for an error. Raises Unavailable."""
     try:
-        manifest = MetadataLog(store, name.prefix).refresh()
-        if manifest.deleted_ms is not None:
+        if MetadataLog(store, name.prefix).refresh().deleted_ms is not None:
             return _of(stage, name, State.NOTHING)
         return do(fleet, store, name, *more)
     except Unavailable:
@@ -186,8 +185,7 @@ def plan_unit_of_compaction(fleet: Fleet, store: ObjectStore, name: RemotePartit
     """Return a unit, due if a compacted partition is dirty enough in the bucket (`min.cleanable.dirty.ratio`)."""
     log = MetadataLog(store, name.prefix)
     manifest = log.join()
-    known = fleet.settings_of(name.topic, manifest.properties)
-    rules = rules_of(known)
+    rules = rules_of(fleet.settings_of(name.topic, manifest.properties))
     if not rules.cleanup_compact:
         return _of(Stage.COMPACTION, name, State.NOTHING)
     entries = log.ask(manifest, lambda index: list(index.entries()))

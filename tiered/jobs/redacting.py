@@ -155,8 +155,7 @@ def plan_redaction(scan: Scan, *, now_ms: int, prices: PriceTable = BUILT_IN) ->
     parts = {view.name: tuple(some) for view in found.views if (some := scan.matched(view.entries))}
     matched = [*due, *(each for some in parts.values() for each in some)]
     costs = [cost_of([each], encoding_of_entry(each, settings), prices, replaced_ms=now_ms) for each in matched]
-    manifests = len(parts) + _commits(groups)
-    job_id, cost = f"{REDACTION}{new_ulid(now_ms)}", RewriteCost.total(costs, manifests, prices)
+    job_id, cost = f"{REDACTION}{new_ulid(now_ms)}", RewriteCost.total(costs, len(parts) + _commits(groups), prices)
     rewrite = RewritePlan(job_id=job_id, name=found.name, epoch=found.epoch, now_ms=now_ms, groups=groups, cost=cost)
     grace_days = rules.delete_grace_ms / DAY_MS
     stored = sum(each.stored_bytes + each.indexes_bytes for each in matched)
@@ -417,8 +416,7 @@ def holders_of(store: ObjectStore, plan: Redaction, *, committed_ms: int) -> lis
     found += [("pin", pin.expires_ms, pin.holder) for pin in pins if pin.fork is None and pin.expires_ms > committed_ms]
     for fork in sorted(forks_of(pins)):
         found.append(("fork", None, f"{fork.rstrip('/')}: redact the fork too, or delete it"))
-    homes = {home_of(entry.data_key) for entry in plan.due if is_in_other_topic(entry.data_key)}
-    for home in sorted(homes):
+    for home in sorted({home_of(entry.data_key) for entry in plan.due if is_in_other_topic(entry.data_key)}):
         found.append(("source of the fork", None, f"{home.rstrip('/')}: redact the source too"))
     detail = "not touched: segments on the manager's disk, until retention, tiered delete-records or compaction"
     found.append(("local disk", None, detail))

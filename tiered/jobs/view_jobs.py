@@ -88,8 +88,7 @@ def view_status(
         is_wanted = snapshot.is_tiered or topics is not None or snapshot.rules.view_threshold_bytes is not None
         is_wanted = is_wanted or (local is not None and local.damage is not None)
         known = {view.name for view in snapshot.all_views} | ({DEFAULT_VIEW} if is_wanted else set())
-        for each in [name] if name is not None else sorted(known):
-            found.append(_status(partition, snapshot, each))
+        found += [_status(partition, snapshot, each) for each in ([name] if name is not None else sorted(known))]
     return found
 
 

@@ -90,8 +90,7 @@ def apply_partition(
         due = decisions if decide is None else decide(snapshot)
         _check(snapshot, due)
         _apply_all(state, due, progress)
-        done = state.done
-        if drops_copied and not state.should_stop() and any(isinstance(each, CopySegment) for each in done):
+        if drops_copied and not state.should_stop() and any(isinstance(each, CopySegment) for each in state.done):
             _drop_copied(state)
         return state.applied()
 

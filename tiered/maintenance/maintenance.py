@@ -54,9 +54,7 @@ class Maintenance:
         self.tasks = RemoteTasks(table, deletion)
         self.refused: DiskFailed | None = None  # why checkpoints wait for room; each run tries again
         self._lock = table.maintenance_lock
-        self._table = table
-        self._directories = table.directories
-        self._opener = table.opener
+        self._table, self._directories, self._opener = table, table.directories, table.opener
         self._deletion = deletion
         self._checkpointed_ms = 0
 
@@ -221,12 +219,10 @@ class Maintenance:
                 break
         self._opener.check_store(now_ms)
         rules = {held.name: held.rules for held in self._table.all()}
-        uncleanable = self.cleaning.waiting(now_ms)
-        snapshots = self._table.snapshots(now_ms, self._table.known(), uncleanable=uncleanable)
+        snapshots = self._table.snapshots(now_ms, self._table.known(), uncleanable=self.cleaning.waiting(now_ms))
         planned = self.cleaning.take_turns(plan_snapshots(snapshots, now_ms), partial(self._snapshots, now_ms))
         applied = self.apply(planned, should_stop=should_stop, drops_copied=True, rules=rules)
-        more = self._deletion.step(now_ms)
-        return more or any(result.done for result in applied.values())
+        return self._deletion.step(now_ms) or any(result.done for result in applied.values())
 
     def _hand_out(self, now_ms: int, should_stop: ShouldStop) -> bool:
         due: list[tuple[TopicPartition, Due]] = []

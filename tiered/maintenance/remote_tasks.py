@@ -70,9 +70,7 @@ class RemoteTasks:
     def __init__(self, table: PartitionTable, deletion: TopicDeletion) -> None:
         pools = (f"remote.log.manager.{kind}.thread.pool.size" for kind in ("copier", "expiration"))
         copiers, expirers = map(table.opener.config.int_of, pools)
-        self._table = table
-        self._directories = table.directories
-        self._opener = table.opener
+        self._table, self._directories, self._opener = table, table.directories, table.opener
         self._deletion = deletion
         self._now_ms = 0
         self._failed: set[TopicPartition] = set()
@@ -329,10 +327,7 @@ class TaskPool(Generic[K]):
         name: str = "remote-log-copier",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.threads = threads
-        self._work = work
-        self._name = name
-        self._clock = clock
+        self.threads, self._work, self._name, self._clock = threads, work, name, clock
         self._changed = threading.Condition()
         self._states: dict[K, State] = {}
         self._turns: dict[K, float] = {}  # start of the turn of each running key

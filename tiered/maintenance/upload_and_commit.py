@@ -231,8 +231,7 @@ class _CommitContext:
 
     def discard(self, entries: Sequence[SegmentEntry]) -> None:
         """Delete the uploads of a deleted topic, except uploads whose commit was sent: it may have succeeded."""
-        uploads = self.partition.uploads.items().values()
-        tried = {each.entry.ulid for each in uploads if each.may_be_committed}
+        tried = {each.entry.ulid for each in self.partition.uploads.items().values() if each.may_be_committed}
         keys = keys_of(entry for entry in entries if entry.ulid not in tried)
         delete_objects(self.metadata.store, self.partition.prefix, keys, DeleteReason.OWN_UPLOAD)
 

@@ -56,10 +56,8 @@ class LogManager(Readable):
     """All topics of one directory (docs/reference/python-api.md). Thread safe; closes as a context manager."""
 
     def __init__(self, directories: LogDirectories, opener: Opener) -> None:
-        self.directories = directories
-        self.opener = opener
-        self.store = opener.store
-        self.pauses = opener.pauses
+        self.directories, self.opener = directories, opener
+        self.store, self.pauses = opener.store, opener.pauses
         self.partitions = PartitionTable(directories, opener)
         self.topics = TopicAdmin(self.partitions)
         self.cleaning = Cleaning(CleanerSettings.of(opener.config))

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from local.errors import InvalidRequest, LogError, Unavailable
 from local.names import TopicPartition
@@ -25,9 +24,7 @@ from policies.copy_lag import without_copy_lag
 from policies.decisions import Code, Decision, Plan
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import copies, copy_deferrals
-
-if TYPE_CHECKING:
-    from tiered.manager.manager import LogManager
+from tiered.manager.manager import LogManager
 
 PAUSE_S = 1.0  # between two attempts, each of which has its own waits
 TIMEOUT_MS = 5 * 60_000
@@ -146,5 +143,4 @@ def _put_off(manager: LogManager, name: TopicPartition, now_ms: int) -> Unavaila
 
 
 def _snapshots(manager: LogManager, names: Sequence[TopicPartition], now_ms: int) -> list[PartitionSnapshot]:
-    found = manager.snapshots(now_ms, {name.topic for name in names})
-    return [each for each in found if each.partition in names]
+    return [each for each in manager.snapshots(now_ms, {name.topic for name in names}) if each.partition in names]

@@ -227,8 +227,7 @@ def copy_batches(storage: Storage, each: ClosedSegment, path: str, *, from_offse
 
 def log_sizes(storage: Storage, directory: str, suffix: str = names.LOG) -> dict[int, int]:
     """Size in bytes of the files with that suffix, by their offset."""
-    files = storage.list_files(directory).items()
-    parsed = ((parse_segment_file(name), facts) for name, facts in files)
+    parsed = ((parse_segment_file(name), facts) for name, facts in storage.list_files(directory).items())
     return {each[0]: facts.size_bytes for each, facts in parsed if each is not None and each[1] == suffix}
 
 

@@ -106,13 +106,12 @@ def plan_fork(
     ours = _REMOVER, _writer(names[0])
     forkers = {name: manifest for name, manifest in manifests.items() if manifest.writer_id in ours}
     dropped = {name.topic_id for name, manifest in forkers.items() if manifest.deleted_ms is not None}
-    unfinished = tuple(name for name in forkers if name.topic_id in dropped)
     return ForkPlan(
         topic=topic,
         topic_id=topic_id,
         partitions=tuple(parts),
         upto_offset=upto_offset,
-        unfinished=unfinished,
+        unfinished=tuple(name for name in forkers if name.topic_id in dropped),
         missing=tuple(missing_between(names)),
     )
 

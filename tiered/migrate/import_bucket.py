@@ -415,8 +415,7 @@ def _begin(source: ObjectStore, target: ObjectStore, plan: ImportPlan) -> Metada
 
 def _state(target: ObjectStore, plan: ImportPlan, keys: KeyRing) -> tuple[ProducerState, LeaderEpochs]:
     log = MetadataLog(target, plan.name.prefix)
-    manifest = log.refresh(exact=True)
-    last = log.ask(manifest, MetadataIndex.last_entry)
+    last = log.ask(log.refresh(exact=True), MetadataIndex.last_entry)
     if last is None:
         return ProducerState(), LeaderEpochs()
     bundle = RemotePartition(target, plan.name.prefix, ChunkCache(), metadata=log, keys=keys).indexes(last)

@@ -281,8 +281,7 @@ class _PartitionFiles:
     """The files of one partition, in the staging directory until all are written; then they are at `place`."""
 
     def __init__(self, job: RestoreJob, planned: PartitionRestore, place: str, topic_id: str) -> None:
-        self.planned = planned
-        self.topic_id = topic_id
+        self.planned, self.topic_id = planned, topic_id
         self._storage, self._place, self._directory = job.storage, place, place + STAGING
         self._log = MetadataLog(job.store, planned.name.prefix)
         self._remote = RemotePartition(job.store, planned.name.prefix, job.cache, metadata=self._log, keys=job.keys)

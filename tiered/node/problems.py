@@ -123,8 +123,7 @@ def shared_places(places: Sequence[str], thing: str = "partition") -> str:
 
 
 def store_problems(errors: Mapping[TopicPartition, LogError]) -> dict[TopicPartition, LogError]:
-    away = (Unavailable, AccessDenied, NotFound)
-    return {name: error for name, error in errors.items() if isinstance(error, away)}
+    return {name: error for name, error in errors.items() if isinstance(error, (Unavailable, AccessDenied, NotFound))}
 
 
 def problem_of(name: TopicPartition, error: LogError) -> Problem:
@@ -312,13 +311,12 @@ class WorkJournal:
         known = {each.name: each for each in self.report.troubles}
         met: list[tuple[TopicPartition | None, LogError]] = [] if of_node is None else [(None, of_node)]
         met += [(name, problems[name]) for name in sorted(problems)]
-        troubles = tuple(_next(known.get(name), name, error, now_ms) for name, error in met)
         self.report = msgspec.structs.replace(
             self.report,
             round_ms=now_ms,
             wall_ms=wall_ms,
             doubted_ms=suspicion.since_ms if suspicion is not None else None,
-            troubles=troubles,
+            troubles=tuple(_next(known.get(name), name, error, now_ms) for name, error in met),
             is_ended=is_ended,
         )
         if self._is_due():

@@ -184,8 +184,7 @@ class Metrics:
         endpoint: EndpointMetrics | None = None,
     ) -> None:
         self._manager, self._observations, self._worker = manager, observations, worker
-        self._endpoint = endpoint
-        self._by_partition = by_partition
+        self._endpoint, self._by_partition = endpoint, by_partition
         self._prices = prices_or_none(manager.config)
         self._lock = threading.Lock()
         self._texts: dict[Form, str] = {}

@@ -139,8 +139,7 @@ def lifecycle_rules(
     suffix = f"-{prefix.strip('/').replace('/', '-')}" if prefix.strip("/") else ""
 
     def rule(name: str, **effects: Mapping[str, object]) -> dict[str, object]:
-        where = {"Prefix": _root(prefix)}
-        return {"ID": f"tiered-{name}{suffix}", "Status": "Enabled", "Filter": where, **effects}
+        return {"ID": f"tiered-{name}{suffix}", "Status": "Enabled", "Filter": {"Prefix": _root(prefix)}, **effects}
 
     rules = [rule("abort-uploads", AbortIncompleteMultipartUpload={"DaysAfterInitiation": abort_days})]
     if is_versioned and not is_immutable:

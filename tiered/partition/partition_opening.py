@@ -79,8 +79,7 @@ class Opener:
     ) -> None:
         """`known`: manifests of an earlier read-only open. For the flags see `LogManager.open`."""
         self.config, self._known = config, known
-        self._directories = directories
-        self.store = store
+        self._directories, self.store = directories, store
         self.cache = ChunkCache(config.int_of("remote.fetch.cache.bytes"))
         self._disk_cache: DiskCache | None = None
         piece_bytes, index_bytes = shares(config.int_of("remote.fetch.cache.dir.max.bytes"))
@@ -97,8 +96,7 @@ class Opener:
         # The name in this process's manifests; a read-only open commits none.
         self.writer_id = "" if directories.read_only else new_writer_id(storage, config.data_dirs)
         self._mark = node_mark(storage, config.data_dirs)
-        self._takes_over = takes_over
-        self._may_be_refused = may_be_refused
+        self._takes_over, self._may_be_refused = takes_over, may_be_refused
 
     def keep_counts(self, now_ms: int | None = None) -> None:
         """Persist the counts of requests sent to the store (`tiered.stores.persistent_meter`)."""

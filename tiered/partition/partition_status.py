@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from local.names import TopicPartition
 from policies.copy_lag import copy_due_since_ms, uncopied
 from policies.rules import Pause, deletion_due_ms
 from policies.snapshot import PartitionFigures
-
-if TYPE_CHECKING:
-    from remote.manifest.manifest import PendingDelete, PendingPageDelete
+from remote.manifest.manifest import PendingDelete, PendingPageDelete
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

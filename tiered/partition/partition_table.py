@@ -56,8 +56,7 @@ class PartitionTable:
     """
 
     def __init__(self, directories: LogDirectories, opener: Opener) -> None:
-        self.directories = directories
-        self.opener = opener
+        self.directories, self.opener = directories, opener
         self.registry = TopicRegistry(directories.places())
         self.lock = ranked_lock(LockRank.TOPICS)
         self.maintenance_lock = ranked_lock(LockRank.MAINTENANCE)

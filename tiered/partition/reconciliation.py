@@ -16,7 +16,6 @@ while the bucket was unavailable. If the bucket ends above that offset, another 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from local.errors import Conflict, Diverged, LogError, RemoteLost, Unavailable
 from local.log import Log
@@ -25,10 +24,8 @@ from local.log.producer_state import ProducerState
 from policies.tier_relation import Action, LocalTier, Relation, RemoteTier, TierVerdict, tier_relation
 from remote.manifest.manifest import Manifest
 from tiered.node.writer_ids import is_of_other_node
-
-if TYPE_CHECKING:
-    from tiered.partition.partition import Partition
-    from tiered.read.partition_source import PartitionSource
+from tiered.partition.partition import Partition
+from tiered.read.partition_source import PartitionSource
 
 _log = logging.getLogger(__name__)
 

@@ -236,5 +236,4 @@ def basis_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str
 def _priced_by(prices: PriceTable | None) -> str:
     if prices is None:
         return "unknown"
-    digits = hashlib.blake2b(repr(prices).encode(), digest_size=4).hexdigest()
-    return f"{prices.as_of} {prices.region} {digits}"
+    return f"{prices.as_of} {prices.region} {hashlib.blake2b(repr(prices).encode(), digest_size=4).hexdigest()}"

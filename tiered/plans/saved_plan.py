@@ -149,8 +149,7 @@ def fingerprint(snapshot: PartitionSnapshot) -> str:
     facts.append(snapshot.rules)
     facts += [(each.base_offset, each.next_offset, each.size_bytes, each.max_timestamp_ms) for each in snapshot.closed]
     # The entries of a page may be loaded or not; the name of a page stands for its content.
-    parts = (*snapshot.known_pages, *snapshot.pages)
-    pages = sorted((page.base_offset, page.next_offset, page.key) for page in parts)
+    pages = sorted((page.base_offset, page.next_offset, page.key) for page in (*snapshot.known_pages, *snapshot.pages))
     facts += pages
     facts += [row.ulid for row in snapshot.remote if not pages or row.base_offset >= pages[-1][1]]
     facts += sorted(each.key for each in snapshot.pending_deletes)

@@ -85,8 +85,7 @@ class RemoteLog(Readable, AbstractContextManager["RemoteLog"]):
         firsts: dict[tuple[str, str], RemotePartitionName] = {}
         for name in known:
             firsts.setdefault((name.topic, name.topic_id), name)
-        names = list(firsts.values())
-        flags = side_by_side(self._is_known_deleted, names, threads=AT_ONCE, name="tiered-topics")
+        flags = side_by_side(self._is_known_deleted, list(firsts.values()), threads=AT_ONCE, name="tiered-topics")
         deleted = {key for key, is_deleted in zip(firsts, flags, strict=True) if is_deleted}
         return [name for name in known if (name.topic, name.topic_id) not in deleted]
 

@@ -82,9 +82,7 @@ class _Read:
     """One stream, read ahead by its own thread up to the requested bytes; holds the batches that arrived."""
 
     def __init__(self, stream: Generator[memoryview], source: PartitionSource, offset: int, bytes_wanted: int) -> None:
-        self.next_offset = offset
-        self._source = source
-        self._stream = stream
+        self.next_offset, self._source, self._stream = offset, source, stream
         self._arrived: deque[memoryview] = deque()
         self._bytes = 0
         self._wanted = bytes_wanted

@@ -110,8 +110,7 @@ class ExternalPartition(RemotePartition):
 
     def _sound_indexes(self, segment: SegmentEntry, parts: ExternalParts) -> tuple[bytes, bytes]:
         if parts.offset is None or parts.time is None:
-            body = ExternalObject(self._store, segment.data_key, parts)
-            made = built_indexes(body.read, segment.base_offset)
+            made = built_indexes(ExternalObject(self._store, segment.data_key, parts).read, segment.base_offset)
             return made[0][: _entries_below(made[0], segment)], made[1]
         times = parts.time[: time_index.sound_entries(parts.time) * time_index.ENTRY_BYTES]
         return parts.offset[: _entries_below(parts.offset, segment)], times
@@ -513,8 +512,7 @@ def hidden(copies: Sequence[KnownSegment], selected: Sequence[tuple[KnownSegment
 
 def overlaps(found: Sequence[KnownSegment]) -> bool:
     """Whether different segments hold the same offset; copies of one segment do not count."""
-    ordered = sorted({(*each.range, each.epochs) for each in found})
-    return any(one[1] > two[0] for one, two in pairwise(ordered))
+    return any(one[1] > two[0] for one, two in pairwise(sorted({(*each.range, each.epochs) for each in found})))
 
 
 def _epochs_of_batches(read: Read, facts: KnownSegment) -> tuple[Pairs, int]:

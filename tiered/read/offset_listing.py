@@ -14,8 +14,6 @@ Any other number is a timestamp in ms: the first record at or after it. Source: 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from local.errors import LogError
 from local.names import TopicPartition
 from local.records.isolation import Isolation
@@ -24,9 +22,7 @@ from remote.manifest.manifest import PageEntry
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.segment_entry import SegmentEntry
 from tiered.read.partition_source import PartitionSource
-
-if TYPE_CHECKING:
-    from tiered.read.reader import TieredReader
+from tiered.read.reader import TieredReader
 
 # KIP-1023; a log without a remote tier does not know these names.
 LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -5, -6
@@ -46,8 +42,7 @@ def find_offset(
     log = source.log
     match parse_spec(spec):
         case OffsetSpec.LATEST:
-            is_committed = isolation is Isolation.READ_COMMITTED
-            offset = source.stable_end() if is_committed else source.next_offset()
+            offset = source.stable_end() if isolation is Isolation.READ_COMMITTED else source.next_offset()
             return FoundOffset(offset, None, _epoch_at(source, offset - 1))
         case OffsetSpec.EARLIEST:
             offset = source.start_offset()

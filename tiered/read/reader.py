@@ -49,8 +49,7 @@ class TieredReader:
     def __init__(
         self, source_of: Callable[[TopicPartition], PartitionSource], isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> None:
-        self.source = source_of
-        self._isolation = isolation
+        self.source, self._isolation = source_of, isolation
 
     def offsets(self, partition: TopicPartition) -> tuple[int, int]:
         """The retained offsets ``[start, next)`` over both tiers. Raises Unavailable."""
@@ -176,8 +175,7 @@ class _Stream:
     """One reader's pass over a partition up to the offset `stop`, with one sequential reader. Close it."""
 
     def __init__(self, source: PartitionSource, stop: int) -> None:
-        self.source = source
-        self._stop = stop
+        self.source, self._stop = source, stop
         self._sequential: SequentialReader | None = None
 
     def runs(self, entry: SegmentEntry, offset: int, position: int | None = None) -> Iterator[tuple[memoryview, int]]:

@@ -240,8 +240,7 @@ class LocalViews:
     """
 
     def __init__(self, log: Log, cache: ChunkCache | None = None) -> None:
-        self._log = log
-        self._cache = cache
+        self._log, self._cache = log, cache
         self._lock = threading.RLock()
         self._catalog = ViewCatalog()
         self.damage: LogError | None = None  # of the catalog

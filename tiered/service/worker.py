@@ -150,12 +150,9 @@ class Worker:
 
         `endpoint_error`: why the node does not serve its clients.
         """
-        self.manager = manager
-        self.clock_guard = clock_guard
-        self._endpoint_error = endpoint_error
+        self.manager, self.clock_guard, self._endpoint_error = manager, clock_guard, endpoint_error
         self._store_clock = store_clock  # asked for the time when `clock_guard` needs it
-        self.waits = waits
-        self.interval_ms = interval_ms
+        self.waits, self.interval_ms = waits, interval_ms
         self.round_error: LogError | None = None
         self.rounds = self.failures = 0
         self._reported: str | None = None

@@ -427,8 +427,7 @@ def _by_topic(options: GivenOptions, name: str) -> dict[str, int]:
     words = {"earliest": EARLIEST, "latest": LATEST}
     found = {topic: value for topic, value in options.json(name).items() if isinstance(value, str)}
     if not all(value.lower() in words for value in found.values()):
-        wrong = 'for a whole topic only "earliest" and "latest" are allowed'
-        raise options.wrong(name, wrong, options.text(name))
+        raise options.wrong(name, 'for a whole topic only "earliest" and "latest" are allowed', options.text(name))
     return {topic: words[value.lower()] for topic, value in found.items()}
 
 

@@ -20,13 +20,14 @@ import pickle
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
 
 from local.errors import InvalidRequest, LogError
 from local.kernels import hash_keys
@@ -35,9 +36,6 @@ from local.storage import DiskStorage
 from tiered.jobs.ingest import Ingested, IngestPlan, abort_ingest, commit_ingest, plan_ingest
 from tiered.jobs.ingest_task import IngestTask
 from tiered.spark.options import WriteOptions, parse_write_options
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 COLUMNS = {
     "key": ("string", "binary"),

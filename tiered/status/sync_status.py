@@ -8,19 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from local.errors import LogError
 from local.storage import DiskStorage, Storage
 from policies.tier_relation import Relation
+from remote.manifest.manifest import Manifest
+from tiered.manager.manager import LogManager
 from tiered.node.writer_ids import is_of_node, node_mark
-
-if TYPE_CHECKING:
-    from remote.manifest.manifest import Manifest
-    from tiered.manager.manager import LogManager
-    from tiered.partition.partition import Partition
+from tiered.partition.partition import Partition
 
 _ASKED_AT_ONCE = 8
 

@@ -420,8 +420,7 @@ class TierHistory:
         """Return a DataFrame with `at` as a time in UTC. Raises ImportError."""
         import pandas
 
-        names = ["topic", *TierPoint.__dataclass_fields__]
-        frame = pandas.DataFrame(self.rows(), columns=names)
+        frame = pandas.DataFrame(self.rows(), columns=["topic", *TierPoint.__dataclass_fields__])
         frame.insert(1, "at", pandas.to_datetime(frame.pop("at_ms"), unit="ms", utc=True))
         return frame
 

@@ -243,9 +243,7 @@ class StoreCheck:
     def __init__(
         self, place: Callable[[], tuple[Storage, str]], *, is_single_writer: bool, options: Mapping[str, object]
     ) -> None:
-        self._place = place
-        self._is_single_writer = is_single_writer
-        self._options = options
+        self._place, self._is_single_writer, self._options = place, is_single_writer, options
         self._lock = threading.Lock()
         self._checked_ms: int | None = None  # in this process
         self._refusal: InvalidRequest | None = None
@@ -339,8 +337,7 @@ class StoreClock:
     """
 
     def __init__(self, store: ObjectStore, now_ms: Callable[[], int]) -> None:
-        self._store = store
-        self._now_ms = now_ms
+        self._store, self._now_ms = store, now_ms
         self._asking: threading.Thread | None = None
 
     def ask(self, on_time: Callable[[int], None], wait_s: float = 0.0) -> None:

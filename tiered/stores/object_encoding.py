@@ -14,16 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from local.errors import InvalidRequest
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.segments.stored_segment import CODECS, ObjectEncoding
-from tiered.config.config import KEY_ID, STORAGE_CLASS, object_encoding
-
-if TYPE_CHECKING:
-    from tiered.config.config import Config
+from tiered.config.config import KEY_ID, STORAGE_CLASS, Config, object_encoding
 
 SettingsOf = Callable[[str, Mapping[str, str]], Mapping[str, str]]  # topic, own settings -> effective settings
 _CODES = {name: code for code, name in CODECS.items()}

@@ -78,8 +78,7 @@ class PersistentMeter(MeteredStore):
     ) -> None:
         """`place` returns the directory for the file; `read_only` writes nothing."""
         super().__init__(inner)
-        self._place = place
-        self._read_only = read_only
+        self._place, self._read_only = place, read_only
         self._kept: dict[str, RequestCounts] = {}
         self._history: RequestHistory | None = None
         self._is_written, self._is_closed = True, False

@@ -69,8 +69,7 @@ def create_topics(table: PartitionTable, requested: Sequence[AskedTopic], *, now
         table.registry.add(*topics)
         loaded = _make_logs(table.opener, {name: topic for topic in topics for name in topic.partitions()}, now_ms)
         partitions = table.add(loaded)
-    failures = [each for each in loaded.values() if isinstance(each, LogError)]
-    raise_first(failures + table.acquire(partitions, now_ms))
+    raise_first([each for each in loaded.values() if isinstance(each, LogError)] + table.acquire(partitions, now_ms))
     return topics
 
 

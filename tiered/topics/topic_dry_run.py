@@ -147,8 +147,7 @@ class TopicDryRun:
         if (store := self._opener.store) is None or not topic.was_tiered:
             return replace(loss, pins=0)
         try:
-            prefix = partition_prefix(topic.name, topic.topic_id, loss.partition.partition)
-            pins = list_pins(store, prefix)
+            pins = list_pins(store, partition_prefix(topic.name, topic.topic_id, loss.partition.partition))
             forks = [each for each in sorted(forks_of(pins)) if not is_over(store, each)]
         except LogError as error:
             return replace(loss, trouble=loss.trouble or str(error))

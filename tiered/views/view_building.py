@@ -294,8 +294,7 @@ class ViewParts:
         self._storage, self._directory, self._upload = storage, directory, upload
         self._part_bytes, self._interval_bytes = part_bytes, interval_bytes
         self._file: StorageFile | None = None
-        self._base_offset = 0
-        self._size = 0
+        self._base_offset = self._size = 0
 
     def add(self, data: bytes) -> None:
         """Add whole batches. Raises errors of the disk and the store, and InvalidRequest for too many parts."""

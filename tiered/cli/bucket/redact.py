@@ -196,8 +196,7 @@ def redact(
     keys = parse_keys(read_given(key_file, _ATTEMPT, "one key in each line"), key_format, path=key_file)
     digests = KeyDigests.of(keys)
     with job.opened(rate=job.rate, writes_segments=not verify) as bucket, job.executor("rewrite redact") as executor:
-        tasks = job.tasks_of(bucket)
-        work = _Work(job=job, bucket=bucket, tasks=tasks, executor=executor, keys=digests)
+        work = _Work(job=job, bucket=bucket, tasks=job.tasks_of(bucket), executor=executor, keys=digests)
         if verify:
             return _verify(work)
         if job.dry_run:
@@ -324,8 +323,7 @@ def _report_findings(work: _Work, findings: Sequence[KeyFinding]) -> Exit:
     for each in findings:
         click.echo(f"! {each.object}: offsets {each.base_offset} to {each.next_offset - 1}: {each.what}", err=True)
     if not findings:
-        place = _searched_place(work.job.targets)
-        work.job.session.say(f"proved: no readable record in {place} has one of the keys")
+        work.job.session.say(f"proved: no readable record in {_searched_place(work.job.targets)} has one of the keys")
     return Exit.FINDINGS if findings else Exit.DONE
 
 

@@ -233,15 +233,13 @@ def _print_log(request: Request, log: LogDump, title: list[str], *where: TopicPa
         )
         print_result(DumpedBytes.of(*where, fields=[]), form, rows=fields)
     elif form == "text":
-        rows = islice(log.batches_and_records() if is_deep else log.batches(), count)
         lines = (
             _batch_line(row) if isinstance(row, BatchRow) else _record_line(row, with_data=request.prints_data)
-            for row in rows
+            for row in islice(log.batches_and_records() if is_deep else log.batches(), count)
         )
         write_lines(chain(title, lines))
     elif not is_deep:
-        shown = [name for name in BatchRow.__struct_fields__ if name not in _HIDDEN]
-        columns = _columns(BatchRow, shown)
+        columns = _columns(BatchRow, [name for name in BatchRow.__struct_fields__ if name not in _HIDDEN])
         print_result(DumpedBatches.of(*where, batches=[]), form, columns=columns, rows=islice(log.batches(), count))
     else:
         records = islice(log.records(with_control=not request.by_record), count)

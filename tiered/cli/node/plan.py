@@ -112,8 +112,7 @@ def plan(
         priced = priced_plan(manager, at_ms, topics or None)
         problems = topic_problems(manager, topics)
     if out is not None:
-        saved = save_plan(priced, made_ms=made_ms, settings={**session.overrides, **settings})
-        write_plan(saved, out)
+        write_plan(save_plan(priced, made_ms=made_ms, settings={**session.overrides, **settings}), out)
     facts: dict[str, Any] = {
         "prices": PricesUsed.of(priced.prices) if priced.prices is not None else None,
         **priced.totals(),

@@ -188,8 +188,7 @@ def _served(session: Session, address: str, worker: Worker, figures: Metrics, ac
 
     metrics = metrics_answer(lambda form: figures.text(now_ms(), form))
     answers = {"/metrics": metrics, "/health": health_answer(worker.problem_lines)}
-    site = Site(worker.manager, now_ms)
-    server = MetricsServer(*parse_address(address), answers, site.answer, hosts=access.hosts)
+    server = MetricsServer(*parse_address(address), answers, Site(worker.manager, now_ms).answer, hosts=access.hosts)
     server.start()
     has_pages = is_loopback(server.address[0])
     session.say(f"metrics at {server.root}metrics" + (f", pages at {server.root}" if has_pages else ""))

@@ -68,8 +68,7 @@ class _Protection:
 
         with secured(self.file, time.monotonic, time.time) as security:
             if host is not None:
-                is_permitted = is_open or is_loopback(host)
-                check_permitted(listen, permission, is_permitted=is_permitted, security=security)
+                check_permitted(listen, permission, is_permitted=is_open or is_loopback(host), security=security)
             yield security
 
 

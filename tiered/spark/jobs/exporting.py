@@ -189,8 +189,7 @@ def _ranges(splits: Iterable[Split]) -> list[PlannedRange]:
     found: dict[tuple[str, int], tuple[int, int, int, int]] = {}
     for split in splits:
         start, _, size_bytes, tasks = found.get((split.topic, split.partition), (split.start_offset, 0, 0, 0))
-        total = start, split.next_offset, size_bytes + split.size_bytes, tasks + 1
-        found[split.topic, split.partition] = total
+        found[split.topic, split.partition] = start, split.next_offset, size_bytes + split.size_bytes, tasks + 1
     return [
         PlannedRange(
             topic=topic, partition=partition, start_offset=start, next_offset=end, size_bytes=size_bytes, tasks=tasks
@@ -247,12 +246,10 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
         for file in files:
             name = file.topic, file.partition
             reached[name] = max(reached.get(name, 0), file.next_offset)
-        finished = [self.plan.split(task.part) for task, _ in results]
         self._done += len(results)
-        following = [self.plan[self._done]] if self._done < len(self.plan) else []
-        unfinished = {(split.topic, split.partition) for split in following}
-        for split in finished:
-            if (split.topic, split.partition) not in unfinished:
+        following = self.plan[self._done] if self._done < len(self.plan) else None
+        for split in (self.plan.split(task.part) for task, _ in results):
+            if following is None or (split.topic, split.partition) != (following.topic, following.partition):
                 reached[split.topic, split.partition] = split.next_offset
         wave = _Wave(reached=tuple((*name, offset) for name, offset in reached.items()), files=files)
         self._store.put(self._key(f"wave-{len(self._waves):06d}.json"), msgspec.json.encode(wave))

@@ -451,8 +451,7 @@ def _as_batches(rows: Iterable[tuple[Any, ...]], ddl: str) -> Iterator[pa.Record
 
 
 def _batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
-    columns = zip(*rows, strict=True)
-    arrays = [_column(kind, values) for kind, values in zip(schema.types, columns, strict=True)]
+    arrays = [_column(kind, values) for kind, values in zip(schema.types, zip(*rows, strict=True), strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

@@ -215,10 +215,7 @@ def plan_read(store: ObjectStore, options: ReadOptions, *, now_ms: int | None = 
 
 def splits_of(ranges: Sequence[PartitionRange], options: ReadOptions) -> ReadPlan:
     return plan_splits(
-        ranges,
-        split_bytes=options.split_bytes,
-        partitions_min=options.partitions_min,
-        records_max=options.records_max,
+        ranges, split_bytes=options.split_bytes, partitions_min=options.partitions_min, records_max=options.records_max
     )
 
 

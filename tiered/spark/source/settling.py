@@ -50,10 +50,8 @@ def settled(store: ObjectStore, split: Split, remote: RemotePartition, *, is_new
     start, end = split.start_offset, split.next_offset
     entries, aborted = split.given
     if split.layout == OURS.layout:
-        log = MetadataLog(store, split.prefix)
-        manifest = log.load() if is_newest else None
-        if not is_newest:
-            log, manifest = _planned(store, split)
+        log = MetadataLog(store, split.prefix) if is_newest else _planned(store, split)
+        manifest = log.load()
         if manifest is None or manifest.deleted_ms is not None:
             return Settled(start_offset=start, next_offset=end)
         index = MetadataIndex(manifest, lambda page: _page(log, page))
@@ -68,21 +66,19 @@ def settled(store: ObjectStore, split: Split, remote: RemotePartition, *, is_new
     return Settled(start_offset=start, next_offset=end, entries=entries, aborted=aborted)  # type: ignore[arg-type]
 
 
-def _planned(store: ObjectStore, split: Split) -> tuple[MetadataLog, Manifest]:
+def _planned(store: ObjectStore, split: Split) -> MetadataLog:
     name = split.head_sequence, split.commit_id
     chain = ManifestChain(store, split.prefix)
     manifest = _once((store.url, split.prefix, *name), _OneManifest(chain, split.prefix, *name).newest)
-    log = MetadataLog(store, split.prefix, source=_OneManifest(chain, split.prefix, *name, manifest))
-    return log, log.refresh()
+    return MetadataLog(store, split.prefix, source=_OneManifest(chain, split.prefix, *name, manifest))
 
 
 def _share(index: MetadataIndex, split: Split) -> tuple[int, int]:
     page = next(page for page in index.manifest.pages if page.base_offset <= split.start_offset < page.next_offset)
     rows = index.page(page)
     first = bisect_right(rows, split.start_offset, key=attrgetter("next_offset"))
-    return share_offsets(
-        rows, first, bisect_left(rows, split.next_offset, key=attrgetter("base_offset")) - first, split
-    )
+    end = bisect_left(rows, split.next_offset, key=attrgetter("base_offset"))
+    return share_offsets(rows, first, end - first, split)
 
 
 def _page(log: MetadataLog, page: PageEntry) -> Rows:

@@ -238,10 +238,9 @@ class StreamPlanner:
 
     def _start_of(self, start: StreamPosition, each: OpenPartition) -> int:
         name = each.name.topic_partition
-        is_the_same = start.topic_ids.get(name.topic) in (None, each.name.topic_id)
-        if name not in start.offsets or not is_the_same:
-            return each.edges[0]
-        return each.within(start.offsets[name])
+        if name in start.offsets and start.topic_ids.get(name.topic) in (None, each.name.topic_id):
+            return each.within(start.offsets[name])
+        return each.edges[0]
 
     def _lost(self, error: NotFound | OffsetOutOfRange) -> None:
         if self._options.fail_on_data_loss:
@@ -251,9 +250,7 @@ class StreamPlanner:
         self, seen: Partitions, starts: Offsets, ends: Offsets, bytes_max: int
     ) -> dict[TopicPartition, int]:
         def backlog(name: TopicPartition) -> int:
-            """Bytes by the manifest alone; a part that is only partly inside counts by its share of offsets."""
-            between = starts[name], ends[name]
-            ask = seen[name].source.ask
+            between, ask = (starts[name], ends[name]), seen[name].source.ask
             return ask(lambda index: sum(bytes_between(each, *between) for each in index.parts(*between))) or 0
 
         sizes = dict(zip(ends, side_by_side(backlog, ends), strict=True))

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -104,8 +103,7 @@ def split_columns(
             reached, lost = split.start_offset, None
             try:
                 found = settled(store, split, remote, is_newest=is_newest)
-                for entry, following in pairwise((*found.entries, None)):
-                    assert entry is not None, "only the last one has none after it"
+                for entry, following in zip(found.entries, (*found.entries[1:], None), strict=False):
                     reached, lost = max(entry.base_offset, found.start_offset), entry
                     end = min(entry.next_offset, found.next_offset)
                     for columns in _piece_columns(fetch, found, entry, following):
@@ -253,12 +251,7 @@ def _check_unnamed(store: ObjectStore, split: Split, lost: SegmentEntry | None) 
     """Log the loss. Raises Corrupt if the newest manifest names the object of the `lost` segment."""
     name, log = TopicPartition(split.topic, split.partition), MetadataLog(store, split.prefix)
     key, is_ours = lost.data_key if lost is not None else None, split.layout == OURS.layout
-    if (
-        is_ours
-        and lost is not None
-        and log.load() is not None
-        and log.ask(log.refresh(), lambda index: index.holds(lost))
-    ):
+    if is_ours and lost and (newest := log.load()) and log.ask(newest, lambda index: index.holds(lost)):
         raise Corrupt("cannot read a segment, its object is missing", partition=name, object=key)
     _log.warning("a planned object does not exist: partition=%s object=%s from=%d", name, key, split.start_offset)
 
@@ -297,8 +290,7 @@ def record_batches(columns: Columns, names: Sequence[str], topic: str, partition
     schema = pa.schema([(name, TYPES[name]) for name in names])
     for rows in _slices(columns, names):
         part = columns.select(rows)
-        arrays = [_column(part, name, topic, partition) for name in names]
-        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+        yield pa.RecordBatch.from_arrays([_column(part, name, topic, partition) for name in names], schema=schema)
 
 
 def _slices(columns: Columns, names: Sequence[str]) -> Iterator[slice]:

@@ -116,8 +116,7 @@ async def answered(request: Request, answering: Answering, make: Callable[[], An
 
 
 def page(status: HTTPStatus, title: str, words: str, *, is_problem: bool = False) -> Response:
-    text = render_bare("bare.html", title, words=words, is_problem=is_problem)
-    return Response(text, status, media_type=HTML_TYPE)
+    return Response(render_bare("bare.html", title, words=words, is_problem=is_problem), status, media_type=HTML_TYPE)
 
 
 def target_of(scope: Scope) -> str:

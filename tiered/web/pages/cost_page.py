@@ -143,8 +143,7 @@ class Laboratory:
         measured, _, prices = basis.value
         key = f"lab?{_topic(query)}&{query.get('rate', '')}&{along}&{selection}&{basis.at_ms}"
         read = partial(cost_lab, measured, selection, prices, along=along)
-        loaded = self._loader.get(key, read, keep_ms=ANSWER_MS, deadline=deadline)
-        return replace(loaded, read_ms=basis.data_ms)
+        return replace(self._loader.get(key, read, keep_ms=ANSWER_MS, deadline=deadline), read_ms=basis.data_ms)
 
     def _measured(self, query: Mapping[str, str], deadline: float) -> Loaded[_Basis]:
         topic, rates_text = _topic(query), query.get("rate", "").strip()
@@ -263,8 +262,7 @@ def _selection(variant: Scenario, query: Mapping[str, str]) -> dict[str, str]:
 def _curve(lab: CostLab) -> dict[str, object]:
     name, chosen = AXES[lab.along].label, lab.chosen_at
     curves = {"with the changes": lab.curve}
-    is_other = any(field_ != lab.along for field_ in lab.chosen.variant.changes)
-    if is_other:
+    if any(field_ != lab.along for field_ in lab.chosen.variant.changes):
         curves["others unchanged"] = lab.curve_today
     lines = [Line(name=word, points=[(_at(at), cost.total) for at, cost in each]) for word, each in curves.items()]
     marks = []

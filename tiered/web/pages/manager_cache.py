@@ -25,16 +25,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 from local.errors import LogError, Unavailable
 from remote.store import ObjectStore
+from tiered.config.config import Config
 from tiered.config.units import format_lasted
+from tiered.manager.manager import LogManager
 from tiered.web.html import DataAge, stamp
-
-if TYPE_CHECKING:
-    from tiered.config.config import Config
-    from tiered.manager.manager import LogManager
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -55,7 +55,6 @@ def overview(
     """Return the page. `query` has ``q`` (part of a name), ``sort`` (largest first), ``page``, ``span``."""
     everything = [topic_row(report, topic) for topic in report.topics]
     selection = {name: query.get(name, "") for name in ("q", "sort", "span")}
-    topics = ListPage(_sorted(_found(everything, selection["q"]), selection["sort"]), query)
     return render(
         "overview.html",
         "Overview",
@@ -69,7 +68,7 @@ def overview(
         stuck=Counter(each.partition.topic for each in report.problems if each.partition is not None),
         history=history_section(history, None, report.now_ms, "/", query, selection),
         selection=selection,
-        topics=topics,
+        topics=ListPage(_sorted(_found(everything, selection["q"]), selection["sort"]), query),
         sorted_by=selection["sort"] if selection["sort"] in SORTS else "topic",
     )
 
@@ -88,10 +87,7 @@ def problems_page(report: StatusReport, query: Mapping[str, str], age: DataAge |
     """Return the page of problems by cause: all, those of ``topic``, or each one with the cause of ``alike``."""
     topic, alike = query.get("topic", ""), query.get("alike", "")
     problems = [each for each in report.problems if not topic or (each.partition and each.partition.topic == topic)]
-    if alike:
-        groups = [ProblemGroup((each,)) for each in same_cause(problems, alike)]
-    else:
-        groups = group_problems(problems)
+    groups = [ProblemGroup((each,)) for each in same_cause(problems, alike)] if alike else group_problems(problems)
     return render(
         "troubles.html",
         "Troubles",

@@ -164,8 +164,7 @@ class Site:
 
     def _overview(self, report: StatusReport, query: Query, age: DataAge, deadline: float) -> str:
         history = self._history(None, deadline) if report.topics else None
-        has_remote = self._cache.config.remote_url is not None
-        return overview(report, query, has_remote=has_remote, age=age, history=history)
+        return overview(report, query, has_remote=self._cache.config.remote_url is not None, age=age, history=history)
 
     def _load(
         self, key: str, read: Callable[[LogManager], T], deadline: float | None = None, keep_ms: int = CACHE_MS
