@@ -11,18 +11,15 @@ from collections.abc import Sequence
 from importlib import import_module
 from keyword import iskeyword
 from pkgutil import get_data
-from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
 from local.errors import LogError
 from tiered import __version__
 from tiered.cli.errors import Exit, exit_code, internal, one_line
 from tiered.cli.options import command, option
 from tiered.cli.session import Session, complete_settings, completions, parse_setting
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
 
 # In the order of use by a new user: module in this package, one line of help. The module of a command may add it to the
 # group of another module, as `bucket.redact` does.

@@ -104,15 +104,11 @@ class S3Endpoint:
         child, self._child = self._child, None
         if child is None:
             return
-        assert child.stdin is not None
-        assert child.stdout is not None
-        child.stdin.close()
         try:
-            child.wait(STOP_TIMEOUT_S)
+            child.communicate(timeout=STOP_TIMEOUT_S)  # ends its stdin
         except subprocess.TimeoutExpired:
             child.kill()
-            child.wait()
-        child.stdout.close()
+            child.communicate()
 
 
 class OneChangeAtATime:

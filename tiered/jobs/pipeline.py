@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from local.errors import Conflict, Fenced, LogError, NotFound, Unavailable
 from local.storage import DiskStorage
@@ -44,11 +44,9 @@ from tiered.jobs.bucket_retention import commit_retention, plan_retention, rules
 from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.rewriting import TARGET_BYTES, RewriteOutcome, RewritePlan, cost_of, plan_merge
 from tiered.jobs.runner import Executor, Here
+from tiered.manager.manager import LogManager
 from tiered.node.writer_ids import is_of_node, node_mark
 from tiered.stores.object_encoding import EncodingChoice
-
-if TYPE_CHECKING:
-    from tiered.manager.manager import LogManager
 
 R = TypeVar("R")
 

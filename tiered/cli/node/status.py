@@ -353,8 +353,7 @@ def show_history(session: Session, topics: Sequence[str], span_ms: int, output: 
     if not rows:
         session.say("no history of that time: tiered run records a point every five minutes")
         return
-    steps = sorted({each.step_ms for each in found})
-    lasted = ", ".join(format_ms(step) for step in steps)
+    lasted = ", ".join(format_ms(step) for step in sorted({each.step_ms for each in found}))
     session.say(f"{counted(len(rows), 'point')}, one for each {lasted} in which a manager ran")
 
 

@@ -87,9 +87,7 @@ def _page(log: MetadataLog, page: PageEntry) -> Rows:
 
 def _once(name: object, read: Callable[[], T]) -> T:
     """What `read` returned for `name` before in this process, or returns now."""
-    found: T = _kept[name] if name in _kept else read()
-    _kept.pop(name, None)
-    _kept[name] = found
+    _kept[name] = found = _kept.pop(name, None) or read()
     for oldest in list(_kept)[:-KEPT]:
         _kept.pop(oldest, None)
     return found

@@ -12,19 +12,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cached_property
 from http import HTTPStatus
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
 from local.errors import InvalidRequest, LogError, NotFound
 from local.storage import DiskStorage, Storage
+from policies.snapshot import PartitionSnapshot
+from tiered.manager.manager import LogManager
 from tiered.plans.planning import PricedPlan, priced_plan
 from tiered.serve.groups.lag import group_facts
 from tiered.serve.node.directory_groups import groups_at_hand
 from tiered.status.status_report import StatusReport, status_report
 from tiered.status.tier_history import read_series, still_there
 from tiered.web.html import HTML_TYPE, SOON_S, Answered, DataAge, asset, render
+from tiered.web.pages.cost_page import Laboratory
 from tiered.web.pages.groups_page import groups_page
 from tiered.web.pages.maintenance import (
     Selection,
@@ -44,11 +47,6 @@ from tiered.web.pages.overview import (
     problems_page,
     topic_page,
 )
-
-if TYPE_CHECKING:
-    from policies.snapshot import PartitionSnapshot
-    from tiered.manager.manager import LogManager
-    from tiered.web.pages.cost_page import Laboratory
 
 CACHE_MS = 2000
 HISTORY_CACHE_MS = 10_000  # notes are taken every five minutes
