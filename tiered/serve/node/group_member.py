@@ -94,7 +94,8 @@ def consume_group(node: Node, wish: Wish, shown: Shown, out: BinaryIO, stop: Sto
     """Print records as a member of the group, until all are printed, `stop` is set, or `count` is reached.
 
     The member leaves the group at the end, also after an error. Raises Unavailable for `follows` without a running
-    node, NotFound for an unknown topic, Conflict for a group whose members use the classic protocol.
+    node, NotFound for an unknown topic, Conflict for a group whose members use the classic protocol and for printed
+    records whose commit was refused.
     """
     if wish.follows and node.manager is not None:
         wrong = "cannot follow in a group, no node runs in this directory: start 'tiered run', or remove --follow"
@@ -126,6 +127,7 @@ class GroupMember:
         self._member_id, self._epoch = str(uuid4()), JOINS
         self._positions: dict[TopicPartition, int] = {}  # of the partitions that it has: the next offset to print
         self._committed: dict[TopicPartition, int] = {}
+        self._refused: dict[TopicPartition, int] = {}  # positions whose records were printed and could not be committed
         self._ends: dict[TopicPartition, int] = {}  # without `follows`
         self._ids: dict[str, UUID] = {}
         self._beat_due_s = self._commit_due_s = 0.0
@@ -139,6 +141,11 @@ class GroupMember:
         while not self._stop.is_set and self.turn(shown, out):
             pass
         self._commit()
+        if self._refused:
+            wrong = (
+                "the group removed this member before its last commit: the next command prints records again"
+            )
+            raise Conflict(wrong, group=self._wish.group, partitions=len(self._refused))
 
     def turn(self, shown: Shown, out: BinaryIO) -> bool:
         """Send a heartbeat if it is due, and read once. Whether there may be more records."""
@@ -235,6 +242,7 @@ class GroupMember:
         """The node removed this member: its partitions may have others."""
         self._warn(f"the group {self._wish.group} removed this member, it joins again: records may be printed twice")
         self._epoch, self._beat_due_s = JOINS, 0.0
+        self._refused |= {name: at for name, at in self._positions.items() if self._committed.get(name) != at}
         self._drop(list(self._positions))
 
     def _has_its_share(self) -> bool:
@@ -281,6 +289,7 @@ class GroupMember:
             self._forget()
         else:
             self._committed |= changed
+            self._refused = {name: at for name, at in self._refused.items() if at > self._committed.get(name, 0)}
 
     # Records
 

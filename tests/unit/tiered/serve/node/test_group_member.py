@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from local.records.isolation import Isolation, without_aborted
 from tiered.cli.main import invoke
 from tiered.cli.session import Session, now_ms
 from tiered.manager.manager import LogManager
+from tiered.serve.commands.client import Client
 from tiered.serve.groups.consumer import reservation
 from tiered.serve.messages.base import Api
 from tiered.serve.messages.fetch import AbortedTransaction as FetchedTransaction
@@ -314,6 +315,25 @@ def test_a_member_that_was_removed_before_it_gives_a_partition_up_takes_none(
         assert first.partitions == set()
         first.leave()
         second.leave()
+
+
+def test_a_member_whose_last_commit_was_refused_ends_with_an_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(home) as manager, connected(home) as node:
+        append(manager, 5)
+        commit, said = group_calls.commit_offsets, list[str]()
+
+        def refused_at_five(client: Client, group: str, offsets: Mapping[TopicPartition, int], *more: object) -> None:
+            if 5 in offsets.values():
+                raise Conflict("removed")
+            commit(client, group, offsets, *more)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(group_calls, "commit_offsets", refused_at_five)
+            with pytest.raises(Conflict, match="the next command prints records again: group=g partitions=2"):
+                consumed(node, wish(count=10), said.append)
+        assert committed(node) == dict.fromkeys(ALL, 0)
+        assert len(consumed(node, wish(count=10))) == 10, "printed and committed again"
+        assert committed(node) == dict.fromkeys(ALL, 5)
 
 
 def test_an_aborted_transaction_ends_at_the_next_marker_of_its_producer() -> None:
