@@ -496,8 +496,7 @@ def _tick(bench: Bench, manager: LogManager) -> None:
 def _put_all(store: ObjectStore, paths: Sequence[str]) -> None:
     for number, path in enumerate(paths):
         with open(path, "rb") as file:
-            read = partial(_pread, file.fileno())
-            store.upload(f"{RAW}{number}", ranged_source(os.path.getsize(path), read))
+            store.upload(f"{RAW}{number}", ranged_source(os.path.getsize(path), partial(_pread, file.fileno())))
 
 
 def _pread(descriptor: int, start: int, length: int) -> bytes:
@@ -510,8 +509,7 @@ def _read_ranges(bench: Bench, store: ObjectStore) -> None:
     seconds = bench.timed(lambda: sizes.extend(len(each) for each in view.reader().batches(name, 0)))
     view.close()
     bench.check()
-    raw = bench.timed(lambda: _get_all(store))
-    bench.note("ranged reads", len(sizes), sum(sizes), seconds, raw)
+    bench.note("ranged reads", len(sizes), sum(sizes), seconds, bench.timed(lambda: _get_all(store)))
 
 
 def _get_all(store: ObjectStore) -> None:
@@ -542,8 +540,7 @@ def _read_cold(bench: Bench, store: ObjectStore) -> None:
             yield sizes[-1]
 
     took = bench.each_timed(cold())
-    raw = bench.each_timed(_random_gets(bench, store, chance))
-    bench.note_each("cold random read", sum(sizes), took, raw)
+    bench.note_each("cold random read", sum(sizes), took, bench.each_timed(_random_gets(bench, store, chance)))
 
 
 def _random_gets(bench: Bench, store: ObjectStore, chance: Random) -> Iterator[int]:

@@ -14,16 +14,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import pairwise
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 from local.errors import AccessDenied, InvalidRequest, NotFound
-from local.settings import LogSettings
 from policies.rules import PartitionRules
-from remote.segments.encryption import KeyRing
-from remote.segments.stored_segment import ObjectEncoding
 from tiered.config.properties import DEFAULTS, ENVIRONMENT, TABLE, canonical, find_property, nearest, parse
 from tiered.config.secrets import FILE_VARIABLE, KEYS_VARIABLE, check_no_secret
+
+if TYPE_CHECKING:
+    from local.settings import LogSettings
+    from remote.segments.encryption import KeyRing
+    from remote.segments.stored_segment import ObjectEncoding
 
 FILE = "tiered.toml"
 DIRECTORY_VARIABLE, URL_VARIABLE = "TIERED_LOCAL_DIR", "TIERED_REMOTE_URL"

@@ -232,8 +232,7 @@ def _shares(rows: Sequence[SegmentEntry], held: Partition) -> tuple[float, float
     cleaned = [row for row in rows if row.cleaned_through is not None]
     offsets = sum(row.next_offset - row.base_offset for row in cleaned)
     records = sum(row.record_count for row in cleaned)
-    compacted = max(records, 1) / offsets if held.rules.cleanup_compact and offsets else 1.0
-    return min(1.0, compacted), stored
+    return min(1.0, max(records, 1) / offsets if held.rules.cleanup_compact and offsets else 1.0), stored
 
 
 def _samples(held: Sequence[Partition]) -> Iterable[tuple[TopicPartition, Segment]]:

@@ -333,8 +333,7 @@ def load_flights(limit: int | None = None) -> Flights:
         timestamp_ms = hours[row["time_hour"]]
         events.append(Record(key, json.dumps(row).encode(), timestamp_ms))
         if key is not None:
-            short = {name: row[name] for name in _COLUMNS}
-            latest.append(Record(key, json.dumps(short).encode(), timestamp_ms))
+            latest.append(Record(key, json.dumps({name: row[name] for name in _COLUMNS}).encode(), timestamp_ms))
     return Flights(events=events, latest=latest)
 
 

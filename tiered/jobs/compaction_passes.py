@@ -187,8 +187,7 @@ class GroupWork:
         plan, base = self.plan, olds[0].base_offset
         path = join(self.directory, segment_file(base, LOG) + CLEANED)
         entries, out = IndexRows(), np.empty(kernels.REBUILT_PART_BYTES, np.uint8)
-        horizon_ms = self._clean_context().horizon_ms
-        size = self._written(path, survivors(together, self._pace, entries, horizon_ms, out))
+        size = self._written(path, survivors(together, self._pace, entries, self._clean_context().horizon_ms, out))
         if size > POSITION_MAX:
             facts = {"base_offset": base, "size_bytes": size, "limit": POSITION_MAX}
             wrong = "cannot compact segments, the remaining records are larger than the maximum segment size"

@@ -11,16 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from local.cleaner.cleaner_history import CleaningFigures, CleaningHistory, CleaningRun, run_of, summary
 from local.errors import CleaningAborted, DiskFailed, LogError
 from local.logdirs.log_dir import LogDirectory
 from local.names import CLEANER_OFFSETS, CLEANER_REACHES, TopicPartition
 from local.storage.throttle import Throttle
-from policies.decisions import CleanLog, Plan
-from policies.snapshot import PartitionSnapshot
-from tiered.config.config import Config
-from tiered.partition.partition import Partition
+
+if TYPE_CHECKING:
+    from policies.decisions import CleanLog, Plan
+    from policies.snapshot import PartitionSnapshot
+    from tiered.config.config import Config
+    from tiered.partition.partition import Partition
 
 _log = logging.getLogger(__name__)
 

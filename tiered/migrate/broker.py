@@ -234,8 +234,7 @@ def log_sizes(storage: Storage, directory: str, suffix: str = names.LOG) -> dict
 def stable_offset(storage: Storage, directory: str) -> int:
     """The offset below which all transactions have ended, by the newest whole producer snapshot."""
     for offset in sorted(log_sizes(storage, directory, names.PRODUCER_SNAPSHOT), reverse=True):
-        path = join(directory, segment_file(offset, names.PRODUCER_SNAPSHOT))
-        producers = _decoded_producers(storage.read(path))
+        producers = _decoded_producers(storage.read(join(directory, segment_file(offset, names.PRODUCER_SNAPSHOT))))
         if producers is not None:
             open_from = (each.transaction_first_offset for each in producers if each.transaction_first_offset >= 0)
             return min([offset, *open_from])

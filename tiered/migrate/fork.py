@@ -241,8 +241,7 @@ def _is_whole(store: ObjectStore, each: PartitionFork) -> bool:
     manifest = _manifest(store, each.fork)
     if manifest is None or manifest.deleted_ms is not None:
         return False
-    pins = list_pins(store, each.source.prefix)
-    return any(pin.fork == each.fork.prefix and pin.expires_ms == 0 for pin in pins)
+    return any(pin.fork == each.fork.prefix and pin.expires_ms == 0 for pin in list_pins(store, each.source.prefix))
 
 
 def _entries(log: MetadataLog, manifest: Manifest, upto: int | None) -> tuple[SegmentEntry, ...]:

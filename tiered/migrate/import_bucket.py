@@ -268,8 +268,7 @@ class ImportJob(LocalJob[ImportUnit, SegmentEntry, ImportOutcome]):
             if not plan.entries:
                 continue
             with self.failures.noted(number):
-                epoch = _begin(self.source, self.target, plan).epoch
-                self._partitions[number] = _Partition(self, plan, epoch)
+                self._partitions[number] = _Partition(self, plan, _begin(self.source, self.target, plan).epoch)
                 for entry, following in zip_longest(plan.entries, plan.entries[1:]):
                     yield ImportUnit(number, entry, following)
 

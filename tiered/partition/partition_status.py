@@ -41,8 +41,7 @@ class PartitionStatus:
 
 
 def partition_status(snapshot: PartitionFigures) -> PartitionStatus:
-    is_copied = snapshot.is_tiered and not snapshot.rules.copy_disabled
-    waiting = uncopied(snapshot) if is_copied else []
+    waiting = uncopied(snapshot) if snapshot.is_tiered and not snapshot.rules.copy_disabled else []
     only_here = [each for each in snapshot.segments if not snapshot.has_safe_copy(each)]
     pending: tuple[PendingDelete | PendingPageDelete, ...] = (*snapshot.pending_deletes, *snapshot.pending_page_deletes)
     due = [(deletion_due_ms(each.unlinked_ms, snapshot.rules), each.size_bytes) for each in pending]

@@ -14,6 +14,8 @@ Any other number is a timestamp in ms: the first record at or after it. Source: 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from local.errors import LogError
 from local.names import TopicPartition
 from local.records.isolation import Isolation
@@ -22,7 +24,9 @@ from remote.manifest.manifest import PageEntry
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.segment_entry import SegmentEntry
 from tiered.read.partition_source import PartitionSource
-from tiered.read.reader import TieredReader
+
+if TYPE_CHECKING:
+    from tiered.read.reader import TieredReader
 
 # KIP-1023; a log without a remote tier does not know these names.
 LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -5, -6

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,14 +16,9 @@ from local.errors import ErrorCode, LogError
 from local.names import TopicPartition
 from local.storage import DiskStorage, Storage
 from policies.copy_lag import uncopied
-from policies.cost.prices import PriceTable
 from policies.cost.storage_cost import StorageDollars, StorageUsage, storage_dollars, usage_of
-from policies.decisions import Code, Deferral
-from policies.snapshot import PartitionFigures, PartitionSnapshot
 from remote.manifest.manifest import size_of
-from remote.segment_entry import SegmentEntry
 from tiered.config.units import counted, format_bytes, format_lasted, format_ms
-from tiered.manager.manager import LogManager
 from tiered.node.problems import (
     Problem,
     ReportedProblem,
@@ -38,10 +34,17 @@ from tiered.node.problems import (
     step_of,
     unread_rows,
 )
-from tiered.node.topic_registry import Topic
-from tiered.partition.partition import Partition
 from tiered.partition.partition_status import PartitionStatus, partition_status
 from tiered.status.sync_status import TierSync
+
+if TYPE_CHECKING:
+    from policies.cost.prices import PriceTable
+    from policies.decisions import Code, Deferral
+    from policies.snapshot import PartitionFigures, PartitionSnapshot
+    from remote.segment_entry import SegmentEntry
+    from tiered.manager.manager import LogManager
+    from tiered.node.topic_registry import Topic
+    from tiered.partition.partition import Partition
 
 WORK_OVERDUE_MS = 30 * 60_000
 _BEGIN_WORK = "start tiered run: no manager runs on this directory"

@@ -10,12 +10,10 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from local.errors import Diverged, LogError
 from local.names import TopicPartition
-from policies.cost.prices import PriceTable
-from policies.cost.storage_cost import StorageUsage
-from remote.gc.partition_removal import PartitionRemoval, Removal
 from remote.keys import partition_prefix
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
@@ -27,6 +25,11 @@ from tiered.partition.partition_table import PartitionTable, raise_first
 from tiered.stores.parallel import side_by_side
 from tiered.topics.topic_creation import AskedTopic, add_partitions, create_topics
 from tiered.topics.topic_dry_run import TopicDryRun
+
+if TYPE_CHECKING:
+    from policies.cost.prices import PriceTable
+    from policies.cost.storage_cost import StorageUsage
+    from remote.gc.partition_removal import PartitionRemoval, Removal
 
 _log = logging.getLogger(__name__)
 

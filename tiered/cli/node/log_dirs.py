@@ -129,8 +129,7 @@ def move(
         from tiered.inspect.log_dir_usage import plan_move
 
         replica, source, goal = plan_move(session.config(), name, root)
-        moved = Move.of(name, replica, goal.facts, from_=source.facts.path, to=root)
-        print_result(LogDirsMove([moved]), output)
+        print_result(LogDirsMove([Move.of(name, replica, goal.facts, from_=source.facts.path, to=root)]), output)
         session.say("nothing changed")
         return
     from tiered.serve.node.operations import move_partition

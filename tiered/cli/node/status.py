@@ -193,8 +193,7 @@ def status(
         with session.manager(read_only=True, known=known, is_brief=True) as manager:
             report = status_report(manager, now_ms(), topics or None, stuck_after_ms=stuck_after_ms)
             sync = tier_sync(manager, topics or None) if _SYNC in sections else None
-            has_groups = _GROUPS in sections or output == "json"
-            groups, failure = _groups(manager, topics) if has_groups else (None, None)
+            groups, failure = _groups(manager, topics) if _GROUPS in sections or output == "json" else (None, None)
         if watch and sys.stdout.isatty():
             click.echo(_CLEAR, nl=False)
         if columns is not None or output == "json":

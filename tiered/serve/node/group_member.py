@@ -142,9 +142,7 @@ class GroupMember:
             pass
         self._commit()
         if self._refused:
-            wrong = (
-                "the group removed this member before its last commit: the next command prints records again"
-            )
+            wrong = "the group removed this member before its last commit: the next command prints records again"
             raise Conflict(wrong, group=self._wish.group, partitions=len(self._refused))
 
     def turn(self, shown: Shown, out: BinaryIO) -> bool:

@@ -360,8 +360,7 @@ class MetricsServer(ServerInThread):
     ) -> None:
         """`answers` by path, `pages` all other paths. A request by name must use `host`, this machine or `hosts`."""
         is_own = is_loopback(host)
-        names = {host, *hosts, *(() if is_own else own_names())}
-        self._hosts = {each.casefold() for each in names}
+        self._hosts = {each.casefold() for each in {host, *hosts, *(() if is_own else own_names())}}
         self._answers, self._pages = answers, pages if is_own else None
         self._answering = Answering(limit_s=answer_s)
         self._loader = DataLoader(lambda: time.monotonic_ns() // 1_000_000, deadline_s=FIGURES_S)
