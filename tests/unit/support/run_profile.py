@@ -87,5 +87,5 @@ HOSTILE_STRIDE = by_profile(plain=10, deep=2)  # of the seeds of which every byt
 
 # --- processes --------------------------------------------------------------------------------------------------------
 
-SPARK_HEAPS = by_profile(plain=1, deep=4)  # data of test_spark_memory.py, in heaps of its executor
+SPARK_HEAPS = by_profile(plain=1, deep=2)  # data of test_spark_memory.py, in heaps of its executor
 KILLS = by_profile(plain=3, deep=8)  # of a process that is killed again and again, in test_kill.py
