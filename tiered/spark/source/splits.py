@@ -144,7 +144,7 @@ def plan_splits(
     heads, given, count = bytearray(), list[Given](), 0
     for at, each in enumerate(ranges):
         start, end = each.read.start_offset, each.read.next_offset
-        pieces = 1 if records_max is None else -(-(end - start) // records_max)
+        pieces = 1 if records_max is None else max(1, -(-(end - start) // records_max))
         for bounds in pairwise(_at(start, end, piece, pieces) for piece in range(pieces + 1)):
             for cut in _tasks(_touching(each.parts, *bounds), *bounds, size_max):
                 heads += _HEAD.pack(count, at, *cut)

@@ -8,7 +8,7 @@ import pickle
 from dataclasses import asdict, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 from pyspark.sql.datasource import InputPartition
@@ -556,6 +556,7 @@ def ranges(draw):
     return segments, start, draw(st.integers(start, offset + 9))
 
 
+@example(([entry("U0", 0, 1)], 1, 1), 1, None, 1)  # an empty range
 @given(ranges(), st.integers(1, 6000), st.none() | st.integers(1, 60), st.none() | st.integers(1, 40))
 def test_each_offset_of_a_segment_is_in_exactly_one_task(sample, split_bytes, partitions_min, records_max):
     segments, start, end = sample
