@@ -97,6 +97,8 @@ def load(
     _remove_failed_roll(found)
     bases = [segment.base_offset for segment in found.segments]
     if bases:
+        if any(each < bases[0] for each in snapshots.offsets()):  # `keep` deletes the only source of these producers
+            snapshots.write_snapshot(bases[0], ())
         snapshots.keep(bases, found.next_offset)
     if not found.recovered_count:
         found.producers = _trusted_producers(snapshots, bases, found.next_offset, had_snapshots=bool(had_snapshots))
@@ -179,9 +181,8 @@ def _recover(place: _Place, found: LoadedLog, at: int, recovery_point: int, *, m
     if not found.recovered_count:
         before = place.bases[:at]
         found.producers = place.snapshots.state_at(base, before)
-        if base not in place.snapshots.offsets() and (before or len(found.producers)):
-            # Before the first segment only an older snapshot had the state, and `keep` deletes it.
-            place.snapshots.write(base, found.producers, is_durable=not before)
+        if before and base not in place.snapshots.offsets():
+            place.snapshots.write(base, found.producers)
     recovered = recovery.recover_segment(
         place.files(base),
         found.producers,

@@ -24,7 +24,7 @@ from tiered.demo.s3_endpoint import OneChangeAtATime, S3Endpoint
 ROOT = Path(__file__).parents[2]
 PARENT = """
 import sys
-from tiered.demo.s3_endpoint import OneChangeAtATime, S3Endpoint
+from tiered.demo.s3_endpoint import S3Endpoint
 endpoint = S3Endpoint()
 endpoint.start()
 print(endpoint._child.pid, flush=True)

@@ -112,10 +112,10 @@ class S3Endpoint:
 
 
 class OneChangeAtATime:
-    """A WSGI application whose requests with a body method (PUT, POST) and deletions run one at a time.
+    """A WSGI application that runs one request at a time, except GET and HEAD.
 
-    moto compares If-None-Match or If-Match with the object and stores the new one in two steps. Of two concurrent
-    creations both could succeed. A request's body is read first, so that a stopped client does not block the others.
+    moto compares If-None-Match with the object and stores the new one in two steps, so two concurrent creations could
+    both succeed. The body of a request is read before its turn: a stopped client does not block the others.
     """
 
     def __init__(self, application: Callable[..., Iterable[bytes]]) -> None:

@@ -238,6 +238,27 @@ def test_producers_of_dropped_records_stay_known_through_two_crashes_after_a_tru
     assert names_of(disk, PRODUCER_SNAPSHOT) == [3]
 
 
+def test_a_snapshot_below_the_first_segment_is_deleted_after_the_state_is_durable_at_that_segment() -> None:
+    disk = ModelDisk()
+    log = open_log(disk)
+    put(log, 9, transactional=False)
+    log.roll(now_ms=0)
+    log.append([Record(b"plain", b"", 500)] * 4, now_ms=1000)
+    log.drop_before(1, now_ms=0, delay_ms=0, raises_log_start=True)
+    log.truncate_to(3, now_ms=1000)
+    log.append([Record(b"plain", b"", 500)], now_ms=1000)
+    log.roll(now_ms=0)
+    log.append([Record(b"plain", b"", 500)], now_ms=1000)
+    before = facts(log)
+    for _ in range(2):
+        log.flush()
+        log.release()
+        disk.names.pop(snapshot(4), None)  # it was not synced, so a crash may lose it
+        log = open_log(disk, recovery_point=4)
+        assert [info.base_offset for info in log.segments()] == [3, 4]
+        assert facts(log) == before
+
+
 def test_restart_at_another_offset_removes_all_producers() -> None:
     disk = ModelDisk()
     log, _ = told(disk)
