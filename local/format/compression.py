@@ -125,7 +125,7 @@ def decompress_into(codec: Codec, data: memoryview, out: memoryview) -> int:
             case Codec.SNAPPY:
                 return _decompress_snappy(data, out)
             case Codec.LZ4:
-                return _decompress_lz4(data, out)
+                return int(cramjam.lz4.decompress_into(data, out))
             case Codec.ZSTD:
                 return int(cramjam.zstd.decompress_into(data, out))
     except (cramjam.DecompressionError, ValueError) as error:
@@ -257,15 +257,6 @@ def _compress_lz4_thoroughly(data: memoryview, level: int) -> bytes:
     for start, length, _stored in _lz4_blocks(frame):
         parts.append(frame[start - 4 : start + length])
     return b"".join((*parts, b"\0\0\0\0"))
-
-
-def _decompress_lz4(data: memoryview, out: memoryview) -> int:
-    """The bytes written. A single block in Kafka's framing goes to the block decoder: 1.4 times as fast at 16 KiB."""
-    size = int.from_bytes(data[7:11], "little")
-    if len(data) == size + 15 and data[:7] == _LZ4_HEADER and not any(data[-4:]):
-        room = out[:_LZ4_BLOCK]
-        return int(cramjam.lz4.decompress_block_into(data[11:-4], room, output_len=len(room)))
-    return int(cramjam.lz4.decompress_into(data, out))
 
 
 def _lz4_bound(data: memoryview) -> int:

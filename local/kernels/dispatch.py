@@ -1,8 +1,8 @@
 """The entry points of the hot loops: scan, decode, gather, encode, filter, and the cleaner's `KeyMap`.
 
 Uses the compiled `local.kernels._kernels` if it was built, else `local.kernels.pure_kernels`; always the latter with
-``TIERED_PURE_KERNELS=1`` in the environment. Both process uncompressed batches of format 2 only. This module
-decompresses, compresses, and converts messages of formats 0 and 1 (`local.format.legacy`).
+``TIERED_PURE_KERNELS=1`` in the environment. The compiled one decompresses ordinary frames with the machine's own codec
+libraries. This module does all others, compresses, and converts messages of formats 0 and 1 (`local.format.legacy`).
 
 Bytes from a disk or a store are untrusted until checked: first the CRC, then the structure, then each count and length
 against the available bytes. Raises only Corrupt and InvalidRequest.
@@ -22,7 +22,7 @@ All functions are thread safe; the compiled loops release the GIL.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -118,7 +118,7 @@ def decode_columns(
         return _plain_columns(view, table, verify=verify, include_control=include_control)
     if verify:
         _verify(view, table)
-    arena, starts, ends = _inflated(view, table, packed.tolist(), DECOMPRESSED_BYTES_MAX, verify=verify)
+    arena, starts, ends = _inflated(view, table, packed, DECOMPRESSED_BYTES_MAX, verify=verify)
     done = len(ends)
     # Record counts come from untrusted headers: never allocate more rows than the bytes can hold.
     rows = np.minimum(table.record_counts[:done], (ends - starts) // RECORD_BYTES_MIN)[packed[:done]].sum()
@@ -163,7 +163,7 @@ def decode_in_steps(
         upto = max(done + 1, int(np.searchsorted(rows_before, rows_until, "right")) - 1)
         run, bits = table.select(slice(done, upto)), packed[done:upto]
         if bits.any():
-            arena, starts, ends = _inflated(view, run, bits.tolist(), step_bytes, verify=is_verified)
+            arena, starts, ends = _inflated(view, run, bits, step_bytes, verify=is_verified)
             run = run.select(slice(len(ends)))
             step = _chosen.decode_batches(arena, run, starts, ends, verify=False, include_control=include_control)
             del arena
@@ -366,11 +366,12 @@ def _verify(view: memoryview, table: BatchTable) -> None:
 
 
 def _inflated(
-    view: memoryview, table: BatchTable, packed: list[bool], budget: int, *, verify: bool
+    view: memoryview, table: BatchTable, packed: Flags, budget: int, *, verify: bool
 ) -> tuple[memoryview, Longs, Longs]:
     """(buffer, section starts, section ends), up to the section that takes the buffer past `budget`."""
-    ends: list[int] = []
-    used = 0
+    ends, kinds = np.zeros(len(table), np.int64), packed.astype(np.uint8)
+    kinds[table.magics != MAGIC] = pure_kernels.MESSAGE
+    row = used = 0
     arena = np.empty(max(_ARENA_BYTES_MIN, min(budget, _ARENA_RATIO * len(view))), np.uint8)
 
     def room(size: int) -> memoryview:
@@ -382,30 +383,37 @@ def _inflated(
             arena = larger
         return arena[used : used + size].data
 
-    columns = (table.positions, table.sizes, table.attributes, table.magics)
-    for row, (position, size, bits, magic) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-        section: memoryview | bytearray = view[position + HEADER_BYTES : position + size]
-        if packed[row] and table.record_counts[row] > PACKED_RECORDS_MAX:
-            facts = {"records": int(table.record_counts[row]), "limit": PACKED_RECORDS_MAX}
-            attempt = "cannot decompress a batch, it has more records than a batch may have"
-            raise _placed(Corrupt(attempt, **facts), table.row(row), position)
-        try:
-            if magic != MAGIC:
-                entry, base_ms = view[position : position + size], int(table.base_timestamps[row])
-                section = legacy.records_of(entry, base_ms, INFLATED_BYTES_MAX, verify=verify)
-            elif packed[row]:
-                length = len(decompress(Codec(bits & CODEC_BITS), section, INFLATED_BYTES_MAX, room))
-        except Corrupt as error:
-            raise _placed(error, table.row(row), position, limit=INFLATED_BYTES_MAX) from error
-        if magic != MAGIC or not packed[row]:
-            length = len(section)
-            room(length)[:] = section
-        used += length
-        ends.append(used)
-        if used > budget:
-            break
-    starts = np.array([0, *ends[:-1]], np.int64)
-    return arena[:used].data, starts, np.array(ends, np.int64)
+    inflate, limits = getattr(_chosen, "inflate_batches", None), (INFLATED_BYTES_MAX, PACKED_RECORDS_MAX)
+    while row < len(table) and used <= budget:
+        if inflate is not None:  # the pure kernels have none: cramjam does all
+            row, used = inflate(view, table, kinds, row, arena, used, budget, ends, *limits)
+        if row < len(table) and used <= budget:
+            used += _inflated_alone(view, table, row, kinds[row], room, verify=verify)
+            ends[row] = used
+            row += 1
+    return arena[:used].data, np.concatenate((ends[:1] * 0, ends[: row - 1])), ends[:row]
+
+
+def _inflated_alone(
+    view: memoryview, table: BatchTable, row: int, kind: int, room: Callable[[int], memoryview], *, verify: bool
+) -> int:
+    """Write the records of a batch that the kernel left to the memory that `room` returns; return their bytes."""
+    header, position = table.row(row), int(table.positions[row])
+    if kind and header.record_count > PACKED_RECORDS_MAX:
+        facts = {"records": header.record_count, "limit": PACKED_RECORDS_MAX}
+        attempt = "cannot decompress a batch, it has more records than a batch may have"
+        raise _placed(Corrupt(attempt, **facts), header, position)
+    entry = view[position : position + header.size_bytes]
+    section: memoryview | bytearray = entry[HEADER_BYTES:]
+    try:
+        if kind == pure_kernels.PACKED:
+            return len(decompress(header.codec, section, INFLATED_BYTES_MAX, room))
+        if kind == pure_kernels.MESSAGE:
+            section = legacy.records_of(entry, header.base_timestamp_ms, INFLATED_BYTES_MAX, verify=verify)
+    except Corrupt as error:
+        raise _placed(error, header, position, limit=INFLATED_BYTES_MAX) from error
+    room(len(section))[:] = section
+    return len(section)
 
 
 def _placed(error: Corrupt, header: BatchHeader, position: int, **facts: object) -> Corrupt:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 REBUILT_GROWTH_MAX = 12  # maximum growth of a re-based record: time delta 1 to 10 bytes, and its length field
 
+PLAIN, PACKED, MESSAGE = range(3)  # kinds of batches: uncompressed, compressed, a message of format 0 or 1
 DROP, VERBATIM, REBUILD, EMPTY, REBASE = range(5)  # actions of `rebuild_batches` on a batch
 OUTSIDE_DATA, WRONG_TIME, WRONG_HEADERS, LARGE_BATCH, CHANGED = 1, 2, 3, 4, 5
 _REASONS = {
@@ -80,9 +81,8 @@ def scan_batches(data: Buffer, *, verify: bool = True, position: int = 0) -> Bat
     """The kernel of `dispatch.scan_batches`; stops at a message of format 0 or 1 too."""
     view = memoryview(data).cast("B")
     if not 0 <= position <= len(view):
-        raise InvalidRequest(
-            "cannot scan batches, the position is outside the data", position=position, bytes=len(view)
-        )
+        attempt = "cannot scan batches, the position is outside the data"
+        raise InvalidRequest(attempt, position=position, bytes=len(view))
     rows: list[tuple[int, ...]] = []
     at, last_offset, problem = position, -1, None
     while at < len(view) and problem is None:
@@ -197,9 +197,8 @@ def _skip(at: int, length: int, end: int) -> int:
 
 def gather(data: memoryview, starts: Longs, lengths: Ints) -> tuple[Ints, Octets]:
     if len(starts) != len(lengths):
-        raise InvalidRequest(
-            "cannot gather bytes, starts and lengths differ in number", starts=len(starts), lengths=len(lengths)
-        )
+        attempt = "cannot gather bytes, starts and lengths differ in number"
+        raise InvalidRequest(attempt, starts=len(starts), lengths=len(lengths))
     offsets, parts = [0], []
     for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
         if length > 0:
@@ -251,24 +250,21 @@ def encode_batch(
 def normal_record(record: object) -> tuple[bytes | None, bytes | None, int, list[tuple[bytes, bytes | None]]]:
     """(key, value, timestamp_ms, headers as bytes) of a record. Raises InvalidRequest for any other value."""
     if not isinstance(record, tuple) or not 3 <= len(record) <= 4:
-        raise InvalidRequest(
-            "cannot encode a record, it is not (key, value, timestamp_ms[, headers])", got=type(record).__name__
-        )
+        attempt = "cannot encode a record, it is not (key, value, timestamp_ms[, headers])"
+        raise InvalidRequest(attempt, got=type(record).__name__)
     timestamp, headers = timestamp_of(record), []
     given = record[3] if len(record) == 4 else ()
     if not isinstance(given, tuple | list):
         raise InvalidRequest("cannot encode a record, its headers are not a sequence", got=type(given).__name__)
     for header in given:
         if not isinstance(header, tuple) or len(header) != 2 or not isinstance(header[0], str):
-            raise InvalidRequest(
-                "cannot encode a record header, it is not (str, bytes or None)", got=type(header).__name__
-            )
+            attempt = "cannot encode a record header, it is not (str, bytes or None)"
+            raise InvalidRequest(attempt, got=type(header).__name__)
         try:
             headers.append((header[0].encode(), _field(header[1])))
         except UnicodeEncodeError as error:
-            raise InvalidRequest(
-                "cannot encode a record header, its key is not valid UTF-8", key=ascii(header[0])
-            ) from error
+            attempt = "cannot encode a record header, its key is not valid UTF-8"
+            raise InvalidRequest(attempt, key=ascii(header[0])) from error
     return _field(record[0]), _field(record[1]), timestamp, headers
 
 
@@ -277,9 +273,8 @@ def timestamp_of(record: object) -> int:
     try:
         timestamp = operator.index(record[2])  # type: ignore[index]
     except (TypeError, IndexError, KeyError) as error:
-        raise InvalidRequest(
-            "cannot encode a record, its timestamp is not an integer", record=type(record).__name__
-        ) from error
+        attempt = "cannot encode a record, its timestamp is not an integer"
+        raise InvalidRequest(attempt, record=type(record).__name__) from error
     if not -1 <= timestamp <= LONG_MAX:
         raise InvalidRequest("cannot encode a record, its time is outside -1..2^63-1", timestamp_ms=timestamp)
     return timestamp
@@ -315,9 +310,8 @@ def rebuild_batches(
     only the lengths are read. Raises Corrupt, and InvalidRequest for arrays that do not fit.
     """
     if len(actions) != len(table) or len(keep_starts) != len(table) or not 0 <= first_row <= stop_row <= len(table):
-        raise InvalidRequest(
-            "cannot rebuild batches, actions and batches differ in number", actions=len(actions), rows=len(table)
-        )
+        attempt = "cannot rebuild batches, actions and batches differ in number"
+        raise InvalidRequest(attempt, actions=len(actions), rows=len(table))
     at = 0
     for row in range(first_row, stop_row):
         header, position, action = table.row(row), int(table.positions[row]), int(actions[row])
@@ -367,9 +361,8 @@ def kept_bytes(data: memoryview, table: BatchTable, keep: Octets, keep_starts: L
 def count_bits(bits: Octets, starts: Longs, counts: Ints) -> Longs:
     """The number of set bits in each range of `counts[i]` bits from `starts[i]` on."""
     if len(starts) != len(counts):
-        raise InvalidRequest(
-            "cannot count bits, starts and counts differ in number", starts=len(starts), counts=len(counts)
-        )
+        attempt = "cannot count bits, starts and counts differ in number"
+        raise InvalidRequest(attempt, starts=len(starts), counts=len(counts))
     flags = np.unpackbits(bits, bitorder="little")
     found = np.zeros(len(starts), np.int64)
     for row, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):

@@ -1,0 +1,246 @@
+"""Compressed batches read by the kernels' own codecs, compared with cramjam, on frames of any client and hostile bytes.
+
+A batch that the kernels refuse is read by cramjam, so the results may never differ, whatever the bytes are.
+"""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import threading
+
+import cramjam
+import lz4.frame
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from local.errors import Corrupt, InvalidRequest
+from local.format.batch_header import HEADER_BYTES, seal
+from local.format.columns import COLUMN_DTYPES
+from local.format.compression import Codec, compress
+from local.format.record import Record
+from local.kernels import dispatch as kernels
+from local.records.batch import encode_batch, read_header
+
+compiled = pytest.importorskip("local.kernels._kernels", reason="the extension was not built")
+
+FOUND = {Codec[name.upper()] for name in compiled.load_codecs()}
+PACKED = list(Codec)[1:]
+LIMIT = 1 << 22
+MAGIC_ZSTD, MAGIC_LZ4 = bytes.fromhex("28b52ffd"), bytes.fromhex("04224d18604082")
+
+
+def xerial(data: bytes, step: int = 50) -> bytes:
+    blocks = [bytes(cramjam.snappy.compress_raw(data[at : at + step])) for at in range(0, len(data), step)]
+    return b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1) + b"".join(struct.pack(">i", len(one)) + one for one in blocks)
+
+
+def zstd_stream(data: bytes) -> bytes:
+    """As zstd-jni writes it: no content size, no checksum."""
+    writer = zstandard.ZstdCompressor(write_content_size=False, write_checksum=False).compressobj()
+    return writer.compress(data) + writer.flush()
+
+
+FRAMES = {
+    "gzip": (Codec.GZIP, gzip.compress),
+    "two gzip members": (Codec.GZIP, lambda data: gzip.compress(data[:9]) + gzip.compress(data[9:])),
+    "raw snappy": (Codec.SNAPPY, lambda data: bytes(cramjam.snappy.compress_raw(data))),
+    "xerial": (Codec.SNAPPY, xerial),
+    "lz4 of Kafka": (Codec.LZ4, lambda data: compress(Codec.LZ4, data)),
+    "lz4, other flags": (Codec.LZ4, lambda data: lz4.frame.compress(data, content_checksum=True)),
+    "zstd": (Codec.ZSTD, lambda data: zstandard.ZstdCompressor(level=19, write_checksum=True).compress(data)),
+    "zstd without a size": (Codec.ZSTD, zstd_stream),
+    "two zstd frames": (Codec.ZSTD, lambda data: zstd_stream(data[:9]) + compress(Codec.ZSTD, data[9:])),
+    "zstd, a frame to be skipped": (
+        Codec.ZSTD,
+        lambda data: struct.pack("<II", 0x184D2A53, 1) + b"x" + zstd_stream(data),
+    ),
+}
+TEXTS = st.builds(
+    lambda word, count, noise: word * count + noise, st.binary(max_size=40), st.integers(0, 90), st.binary(max_size=70)
+)
+RECORDS = st.lists(
+    st.builds(Record, st.none() | st.binary(max_size=9), TEXTS, st.integers(0, 2**41)), min_size=1, max_size=9
+)
+
+
+def batch_of(codec: Codec, section: bytes, like: bytes, base_offset: int = 0) -> bytes:
+    """A batch with a sound checksum whose compressed records are `section`."""
+    header = read_header(like)
+    assert header is not None
+    bits = header.attributes | int(codec)
+    return bytes(seal(header._replace(attributes=bits, base_offset=base_offset), section))
+
+
+def outcome(data: bytes, *, by_kernels: bool, step_bytes: int = 1 << 20) -> object:
+    """The columns and bytes that a reader gets, or its error."""
+    compiled.load_codecs(by_kernels)
+    try:
+        steps = list(kernels.decode_in_steps(data, include_control=True, step_bytes=step_bytes))
+        whole = kernels.decode_columns(data)
+        columns = [getattr(each, name).tolist() for each in (*steps, whole) for name in COLUMN_DTYPES]
+        return columns, [bytes(each.data) for each in (*steps, whole)]
+    except (Corrupt, InvalidRequest) as error:
+        return type(error), error.attempt, {k: v for k, v in error.facts.items() if k != "room"}
+    finally:
+        compiled.load_codecs()
+
+
+def same(data: bytes, **options: int) -> object:
+    ours, oracle = outcome(data, by_kernels=True, **options), outcome(data, by_kernels=False, **options)
+    assert ours == oracle
+    return ours
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_decompressed_bytes():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "DECOMPRESSED_BYTES_MAX", LIMIT)
+        patch.setattr(kernels, "INFLATED_BYTES_MAX", LIMIT)
+        yield
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(st.sampled_from(sorted(FRAMES)), RECORDS), min_size=1, max_size=5), st.integers(0, 3000))
+def test_batches_of_every_framing_decode_as_with_cramjam(drawn, step_bytes):
+    data, expected, at = b"", [], 0
+    for name, records in drawn:
+        plain = encode_batch(records)
+        codec, frame = FRAMES[name]
+        data += batch_of(codec, frame(plain[HEADER_BYTES:]), plain, at)
+        at += len(records)
+        expected += [(each.key, each.value, each.timestamp_ms) for each in records]
+    same(data, step_bytes=step_bytes)
+    assert [(r.key, r.value, r.timestamp_ms) for r in kernels.decode_columns(data).records()] == expected
+
+
+CHANGES = st.lists(st.tuples(st.integers(0, 2**16), st.integers(1, 255)), max_size=3)
+PIECES = st.sampled_from(
+    [b"", b"\0", MAGIC_ZSTD, MAGIC_LZ4, b"\xff" * 4, bytes(9), gzip.compress(b"x"), zstd_stream(b"x")]
+)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from(sorted(FRAMES)), RECORDS, CHANGES, PIECES, st.integers(0, 60))
+@example("zstd", [Record(b"k", b"v" * 300, 1)], [(4, 1)], b"", 0)  # claims a dictionary
+@example("gzip", [Record(b"k", b"v" * 300, 1)], [], b"garbage", 0)
+@example("raw snappy", [Record(b"k", b"v" * 300, 1)], [(0, 0x80)], b"", 0)
+def test_hostile_frames_have_the_outcome_of_cramjam(name, records, changes, tail, cut):
+    plain = encode_batch(records)
+    codec, frame = FRAMES[name]
+    section = bytearray(frame(plain[HEADER_BYTES:]))
+    for place, bits in changes:
+        section[place % len(section)] ^= bits
+    section = bytes(section[: len(section) - cut] + tail)
+    ours, oracle = (outcome(batch_of(codec, section, plain), by_kernels=each) for each in (True, False))
+    assert ours == oracle
+
+
+@given(st.sampled_from(PACKED), st.binary(max_size=200))
+def test_any_bytes_as_a_frame_have_the_outcome_of_cramjam(codec, section):
+    same(batch_of(codec, section, encode_batch([(b"k", b"v", 1)])))
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_frame_cut_at_any_byte_is_corrupt(name):
+    codec, frame = FRAMES[name]
+    plain = encode_batch([(b"key", b"some text " * 30, 1)])
+    section = frame(plain[HEADER_BYTES:])
+    for cut in range(1, len(section)):
+        assert same(batch_of(codec, section[:cut], plain))[0] is Corrupt
+
+
+def called(monkeypatch: pytest.MonkeyPatch) -> list[Codec]:
+    """The codecs of the batches that cramjam reads from now on."""
+    asked: list[Codec] = []
+    real = kernels.decompress
+    monkeypatch.setattr(kernels, "decompress", lambda codec, *rest: asked.append(codec) or real(codec, *rest))
+    return asked
+
+
+READ_HERE = ["gzip", "raw snappy", "xerial", "lz4 of Kafka", "zstd", "zstd without a size", "two zstd frames"]
+
+
+@pytest.mark.parametrize("name", READ_HERE)
+def test_frames_of_kafkas_clients_are_read_without_cramjam(name, monkeypatch):
+    codec, frame = FRAMES[name]
+    if codec not in FOUND:
+        pytest.skip(f"this machine has no library for {codec.name.lower()}")
+    plain = encode_batch([(b"key", b"some text " * 3000, 1)])
+    asked = called(monkeypatch)
+    assert kernels.decode_columns(batch_of(codec, frame(plain[HEADER_BYTES:]), plain)).data == plain[HEADER_BYTES:]
+    assert asked == []
+
+
+def window_of_zstd(bits: int) -> bytes:
+    """A frame with one raw block whose header asks for a window of ``2**bits`` bytes."""
+    return MAGIC_ZSTD + bytes([0, bits - 10 << 3]) + b"\x09\0\0" + b"x"
+
+
+REFUSED = {
+    "a window of 128 MiB": (Codec.ZSTD, window_of_zstd(27)),
+    "a window of 2 TiB": (Codec.ZSTD, window_of_zstd(41)),
+    "a dictionary": (Codec.ZSTD, MAGIC_ZSTD + bytes([0x21, 7, 1]) + b"\x09\0\0" + b"x"),
+    "a content size of 1 EiB": (Codec.ZSTD, MAGIC_ZSTD + b"\xe0" + b"\xff" * 8 + b"\x01\0\0"),
+    "zstd's reserved bit": (Codec.ZSTD, MAGIC_ZSTD + bytes([0x28, 1]) + b"\x09\0\0" + b"x"),
+    "a second gzip member": (Codec.GZIP, gzip.compress(b"x") * 2),
+    "gzip that claims 4 GiB": (Codec.GZIP, gzip.compress(b"x")[:-4] + b"\xff" * 4),
+    "an lz4 block behind the end": (Codec.LZ4, MAGIC_LZ4 + b"\xff\xff\xff\x7f" + b"x"),
+    "an lz4 block of nothing": (Codec.LZ4, MAGIC_LZ4 + b"\0\0\0\x80" + bytes(4)),
+    "bytes behind the lz4 frame": (Codec.LZ4, compress(Codec.LZ4, b"x") + b"x"),
+    "a copy from before the block": (Codec.SNAPPY, b"\x05\x00x\x05\x02"),
+    "a snappy block that ends early": (Codec.SNAPPY, b"\x05\x00x"),
+    "snappy that claims 2 GiB": (Codec.SNAPPY, b"\xff\xff\xff\xff\x07\x00x"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_unusual_and_wrong_frames_are_left_to_cramjam(name, monkeypatch):
+    codec, section = REFUSED[name]
+    asked = called(monkeypatch)
+    same(batch_of(codec, section, encode_batch([(b"k", b"v", 1)])))
+    assert asked.count(codec) >= 2 - (codec in FOUND)
+    compiled.load_codecs()
+    table = kernels.scan_batches(data := batch_of(codec, section, encode_batch([(b"k", b"v", 1)])))
+    arena, ends, one = np.full(64, 0xEE, np.uint8), np.zeros(1, np.int64), np.ones(1, np.uint8)
+    assert compiled.inflate_batches(memoryview(data), table, one, 0, arena, 0, 99, ends, LIMIT, 9) == (0, 0)
+
+
+@pytest.mark.parametrize("codec", PACKED)
+@pytest.mark.parametrize("room", [0, 1, 200, 299, 300, 4000])
+def test_nothing_is_written_outside_the_room(codec, room):
+    plain = encode_batch([(b"k", b"abc" * 90, 1)])
+    data = memoryview(batch_of(codec, compress(codec, plain[HEADER_BYTES:]), plain))
+    arena, ends = np.full(room + 64, 0xEE, np.uint8), np.zeros(1, np.int64)
+    kind = np.ones(1, np.uint8)
+    row, used = compiled.inflate_batches(
+        data, kernels.scan_batches(data), kind, 0, arena[:room], 0, 1 << 20, ends, LIMIT, 100
+    )
+    assert (arena[room:] == 0xEE).all()
+    assert (row, used) in ((0, 0), (1, len(plain) - HEADER_BYTES))
+    assert row == 0 or bytes(arena[:used]) == plain[HEADER_BYTES:]
+
+
+@pytest.mark.parametrize("codec", PACKED)
+def test_threads_use_contexts_of_their_own(codec):
+    batches = [
+        encode_batch([(b"k%d" % at, b"text %d " % at * 200, 1)], base_offset=at, codec=codec) for at in range(40)
+    ]
+    data, expected = b"".join(batches), [b"text %d " % at * 200 for at in range(40)]
+    wrong: list[object] = []
+
+    def work() -> None:
+        for _ in range(20):
+            found = [record.value for record in kernels.decode_columns(data).records()]
+            if found != expected:
+                wrong.append(found)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not wrong
