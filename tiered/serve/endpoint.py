@@ -81,9 +81,17 @@ def parse_endpoint(option: str, text: str | None) -> Endpoint | None:
         return None
     host, colon, port = text.rpartition(":")
     is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 1 << 16
-    if not colon or not host or not is_port:
+    if not colon or not _is_host(host.strip("[]")) or not is_port:
         raise InvalidRequest(f"invalid {option}", text=repr(text), expected="HOST:PORT, such as replica-1:9092")
     return Endpoint(host=host.strip("[]"), port=int(port))
+
+
+def _is_host(text: str) -> bool:
+    """Whether the text may be a name or an address: of others, a connection fails by no OSError."""
+    try:
+        return "\0" not in text and bool(text.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from fake_source import FakeSource
 
-from tiered.serve.endpoint import connections_that_fit, serving
-from tiered.serve.handlers.service import Service
+from local.errors import InvalidRequest
+from tiered.serve.endpoint import connections_that_fit, parse_endpoint, serving
+from tiered.serve.handlers.service import Endpoint, Service
 from tiered.serve.security.security import Security
 
 
@@ -45,6 +46,21 @@ def test_half_of_the_free_descriptors_are_for_connections(
     with caplog.at_level(logging.WARNING):
         assert (connections_that_fit(1000), raised) == (500, [])
     assert "limit=500 usual=1000 open_files_max=1024" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "host", ["a" * 64, "a..b", "é" * 64, "a\0b", "a\udce9"], ids=["label", "dots", "IDNA", "NUL", "bytes"]
+)
+@pytest.mark.parametrize("option", ["--advertise", "--groups", "--peers"])
+def test_a_host_that_cannot_be_a_name_is_no_address(option: str, host: str) -> None:
+    """A connection to it raises no OSError: each request, and each probe of a peer, would fail as an internal error."""
+    with pytest.raises(InvalidRequest, match=f"invalid {option}"):
+        parse_endpoint(option, f"{host}:9092")
+
+
+@pytest.mark.parametrize("host", ["node", "node-1.example.", "127.0.0.1", "[::1]", "[fe80::1%eth0]", "münchen.example"])
+def test_a_host_is_a_name_or_an_address(host: str) -> None:
+    assert parse_endpoint("--groups", f"{host}:9092") == Endpoint(host=host.strip("[]"), port=9092)
 
 
 def test_without_a_limit_of_open_files_all_connections_fit(monkeypatch: pytest.MonkeyPatch) -> None:
