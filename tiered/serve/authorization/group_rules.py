@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from tiered.serve.authorization.permissions import DENIED, AuthorizationRule, may_cluster, operations, split
 from tiered.serve.handlers.service import Call, Handler, Service
@@ -54,6 +54,7 @@ from tiered.serve.messages.groups import (
 )
 from tiered.serve.security.acl import Kind, Operation
 
+AskedTopic = TypeVar("AskedTopic", OffsetFetchRequestTopic, OffsetFetchRequestTopics)
 _DENIED_GROUP = Error.GROUP_AUTHORIZATION_FAILED
 _DENIED_TOPICS = "The group has described topic(s) that the client is not authorized to describe."
 # The types of a coordinator's key: what its error is.
@@ -177,36 +178,41 @@ async def delete_groups(
 async def offset_commit(
     service: Service, request: OffsetCommitRequest, call: Call, handler: Handler
 ) -> OffsetCommitResponse:
-    """READ of the group and of each topic."""
+    """READ of the group and of each topic. An unknown id is refused here: the handler may know it from a newer list."""
     if not service.may(call, Operation.READ, Kind.GROUP, request.group_id):
         return OffsetCommitResponse(topics=_uncommitted(request.topics, _DENIED_GROUP))
     if any(each.name is None for each in request.topics):
-        await service.topics()  # the names of ids
+        await service.latest_topics()  # the names of ids
     permitted: list[OffsetCommitRequestTopic] = []
-    refused: list[OffsetCommitRequestTopic] = []
+    refused: list[OffsetCommitResponseTopic] = []
     for each in request.topics:
-        (permitted if _may_topic(service, call, Operation.READ, each) else refused).append(each)
+        if (error := _refusal(service, call, Operation.READ, each)) is Error.NONE:
+            permitted.append(each)
+        else:
+            refused += _uncommitted([each], error)
     response = OffsetCommitResponse()
     if permitted or not refused:
         found = await handler(service, replace(request, topics=tuple(permitted)), call)
         assert isinstance(found, OffsetCommitResponse)
         response = found
-    return replace(response, topics=(*response.topics, *_uncommitted(refused, DENIED)))
+    return replace(response, topics=(*response.topics, *refused))
 
 
-def _may_topic(
+def _refusal(
     service: Service,
     call: Call,
     operation: Operation,
     topic: OffsetCommitRequestTopic | OffsetFetchRequestTopics | OffsetFetchRequestTopic | OffsetFetchResponseTopic,
     *,
     logs: bool = True,
-) -> bool:
-    """Whether the caller may use the topic; True for an unknown id, which the handler refuses."""
+) -> Error:
+    """Why the caller must not use the topic: DENIED, or UNKNOWN_TOPIC_ID, since no rule names a topic of that id."""
     name = topic.name
     if name is None and not isinstance(topic, OffsetFetchRequestTopic) and topic.topic_id is not None:
         name = service.names_by_id.get(topic.topic_id)
-    return name is None or service.may(call, operation, Kind.TOPIC, name, logs=logs)
+        if name is None:
+            return Error.UNKNOWN_TOPIC_ID
+    return Error.NONE if name is None or service.may(call, operation, Kind.TOPIC, name, logs=logs) else DENIED
 
 
 def _uncommitted(topics: Iterable[OffsetCommitRequestTopic], error: Error) -> tuple[OffsetCommitResponseTopic, ...]:
@@ -226,25 +232,28 @@ def _uncommitted(topics: Iterable[OffsetCommitRequestTopic], error: Error) -> tu
 async def offset_fetch(
     service: Service, request: OffsetFetchRequest, call: Call, handler: Handler
 ) -> OffsetFetchResponse:
-    """DESCRIBE of each group, and of each topic. Topics without it are left out of a list of all."""
+    """DESCRIBE of each group, and of each topic. Topics without it are left out of a list of all.
+
+    An unknown id is refused here: the handler may know it from a newer list.
+    """
     topics_of_groups = [topic for group in request.groups for topic in group.topics or ()]
     if any(each.name is None for each in topics_of_groups):
-        await service.topics()  # the names of ids
+        await service.latest_topics()  # the names of ids
     if not request.groups:
         return await _offset_fetch_of_one(service, request, call, handler)
     permitted, refused = split(
         service, call, Operation.DESCRIBE, Kind.GROUP, request.groups, lambda each: each.group_id
     )
     response = OffsetFetchResponse()
+    topics_refused: dict[str, list[OffsetFetchResponseTopic]] = {}
     if permitted:
-        groups = tuple(_permitted_group(service, call, each) for each in permitted)
+        groups = tuple(_permitted_group(service, call, each, topics_refused) for each in permitted)
         found = await handler(service, replace(request, groups=groups), call)
         assert isinstance(found, OffsetFetchResponse)
         response = found
-    asked = {each.group_id: each for each in permitted}
     shown = [
-        replace(group, topics=_shown(service, call, group.topics, asked[group.group_id].topics))
-        if group.error_code is Error.NONE and group.group_id in asked
+        replace(group, topics=_shown(service, call, group.topics, topics_refused[group.group_id]))
+        if group.error_code is Error.NONE and group.group_id in topics_refused
         else group
         for group in response.groups
     ]
@@ -252,12 +261,28 @@ async def offset_fetch(
     return replace(response, groups=(*shown, *added))
 
 
-def _permitted_group(service: Service, call: Call, group: OffsetFetchRequestGroup) -> OffsetFetchRequestGroup:
+def _permitted_group(
+    service: Service, call: Call, group: OffsetFetchRequestGroup, refused: dict[str, list[OffsetFetchResponseTopic]]
+) -> OffsetFetchRequestGroup:
+    """The group with the topics that the caller may describe. The others are added to `refused`."""
     if group.topics is None:
+        refused[group.group_id] = []
         return group
-    return replace(
-        group, topics=tuple(each for each in group.topics if _may_topic(service, call, Operation.DESCRIBE, each))
-    )
+    topics, refused[group.group_id] = _permitted_topics(service, call, group.topics)
+    return replace(group, topics=topics)
+
+
+def _permitted_topics(
+    service: Service, call: Call, topics: Iterable[AskedTopic]
+) -> tuple[tuple[AskedTopic, ...], list[OffsetFetchResponseTopic]]:
+    permitted: list[AskedTopic] = []
+    refused: list[OffsetFetchResponseTopic] = []
+    for each in topics:
+        if (error := _refusal(service, call, Operation.DESCRIBE, each)) is Error.NONE:
+            permitted.append(each)
+        else:
+            refused.append(_unfetched(each, error))
+    return tuple(permitted), refused
 
 
 async def _offset_fetch_of_one(
@@ -268,30 +293,25 @@ async def _offset_fetch_of_one(
             return OffsetFetchResponse(error_code=_DENIED_GROUP)
         topics = tuple(_unfetched(each, _DENIED_GROUP) for each in request.topics or ())
         return OffsetFetchResponse(topics=topics)
-    asked = request.topics
-    if asked is not None:
-        topics_permitted = tuple(each for each in asked if _may_topic(service, call, Operation.DESCRIBE, each))
-        request = replace(request, topics=topics_permitted)
+    refused: list[OffsetFetchResponseTopic] = []
+    if request.topics is not None:
+        permitted, refused = _permitted_topics(service, call, request.topics)
+        request = replace(request, topics=permitted)
     response = await handler(service, request, call)
     assert isinstance(response, OffsetFetchResponse)
     if response.error_code is not Error.NONE:
         return response
-    return replace(response, topics=_shown(service, call, response.topics, asked))
+    return replace(response, topics=_shown(service, call, response.topics, refused))
 
 
 def _shown(
     service: Service,
     call: Call,
     found: Iterable[OffsetFetchResponseTopic],
-    asked: Iterable[OffsetFetchRequestTopic | OffsetFetchRequestTopics] | None,
+    refused: Iterable[OffsetFetchResponseTopic],
 ) -> tuple[OffsetFetchResponseTopic, ...]:
-    """The found topics that the caller may describe, and a refusal for each other one of `asked`."""
-    shown = [each for each in found if _may_topic(service, call, Operation.DESCRIBE, each, logs=False)]
-    refused = [
-        _unfetched(each, DENIED)
-        for each in asked or ()
-        if not _may_topic(service, call, Operation.DESCRIBE, each, logs=False)
-    ]
+    """The found topics that the caller may describe, and the `refused` ones."""
+    shown = [each for each in found if _refusal(service, call, Operation.DESCRIBE, each, logs=False) is Error.NONE]
     return (*shown, *refused)
 
 

@@ -264,6 +264,14 @@ class Service:
             self.names_by_id = {each.topic_id: each.name for each in topics.values() if each.topic_id is not None}
         return topics
 
+    async def latest_topics(self) -> Mapping[str, ServedTopic] | None:
+        """As `topics`; the last known ones, or None, if no list can be read. `names_by_id` has their names."""
+        try:
+            return await self.topics()
+        except LogError as error:
+            error_of(error, "all")
+            return self.known_topics
+
     async def call(self, partition: Hashable, key: Hashable, call: Callable[[], T]) -> T:
         """Run a blocking call in the pool. A cancelled caller leaves it running for the others."""
         return await asyncio.shield(self.pool.run(partition, key, call))

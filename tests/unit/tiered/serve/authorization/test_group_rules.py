@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_source import CALL, FakeSource
+from fake_source import CALL, IDS, FakeSource
 from kafka_security import Clock
 
 from local.errors import InvalidRequest
@@ -191,6 +191,35 @@ def test_fetched_offsets_lack_topics_without_describe(ask: Any) -> None:
     assert [(each.group_id, each.error_code, [t.name for t in each.topics]) for each in found.groups] == [
         ("g", Error.NONE, ["orders"]),
         ("x", GROUP, []),
+    ]
+
+
+def test_offsets_of_an_unknown_id_are_refused_before_the_handler(ask: Any) -> None:
+    """The handler may read a newer list, with a topic of that id, which no rule has permitted."""
+    rule = ("Read", 'topic = "*"\ngroup = "g"')
+    part = (group_offsets.OffsetCommitRequestPartition(partition_index=0, committed_offset=1),)
+    commit = group_offsets.OffsetCommitRequest(
+        group_id="g",
+        topics=tuple(group_offsets.OffsetCommitRequestTopic(topic_id=each, partitions=part) for each in IDS.values()),
+    )
+    committing, call = Asked(group_offsets.OffsetCommitResponse()), replace(ALICE, version=10)
+    done = ask(Api.OFFSET_COMMIT, commit, committing, rule, call=call)
+    assert [each.topic_id for each in committing.requests[0].topics] == [IDS["orders"]]
+    assert [(each.topic_id, each.partitions[0].error_code) for each in done.topics] == [
+        (IDS["slow"], Error.UNKNOWN_TOPIC_ID)
+    ]
+    group = group_offsets.OffsetFetchRequestGroup(
+        group_id="g",
+        topics=tuple(
+            group_offsets.OffsetFetchRequestTopics(topic_id=each, partition_indexes=(0,)) for each in IDS.values()
+        ),
+    )
+    none = group_offsets.OffsetFetchResponse(groups=(group_offsets.OffsetFetchResponseGroup(group_id="g"),))
+    fetching = Asked(none)
+    found = ask(Api.OFFSET_FETCH, group_offsets.OffsetFetchRequest(groups=(group,)), fetching, rule, call=call)
+    assert [each.topic_id for each in fetching.requests[0].groups[0].topics] == [IDS["orders"]]
+    assert [(each.topic_id, each.partitions[0].error_code) for each in found.groups[0].topics] == [
+        (IDS["slow"], Error.UNKNOWN_TOPIC_ID)
     ]
 
 
