@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import threading
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Any, Protocol
 
-import aiokafka
-import confluent_kafka
 import group_calls as calls
 import pytest
-from aiokafka.coordinator.assignors.range import RangePartitionAssignor
-from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+from group_consumers import CONSUMERS, GROUP, Confluent, Member, have_committed
 from kafka_requests import KafkaSocket
 from polled_group import (
     COUNT,
-    LIMIT_S,
     PARTITIONS,
-    Polled,
-    commit_consumed,
     expected,
     fill,
     node,
@@ -49,138 +41,11 @@ with warnings.catch_warnings():
     import kafka
 
 pytestmark = [pytest.mark.server, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
-GROUP = "readers"
 SETTINGS = {"group.initial.rebalance.delay.ms": "100"}
 
 
-class Consumer(Polled, Protocol):
-    def commit(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class KafkaPython:
-    def __init__(self, address: str) -> None:
-        self._consumer = kafka.KafkaConsumer(
-            "t", bootstrap_servers=address, group_id=GROUP, auto_offset_reset="earliest", enable_auto_commit=False
-        )
-
-    def poll(self) -> list[bytes]:
-        found = self._consumer.poll(timeout_ms=100)
-        return [each.value for records in found.values() for each in records]
-
-    def assignment(self) -> set[int]:
-        return {each.partition for each in self._consumer.assignment()}
-
-    def commit(self) -> None:
-        self._consumer.commit()
-
-    def close(self) -> None:
-        self._consumer.close()
-
-
-class Confluent:
-    def __init__(self, address: str, *, is_member: bool = True, **settings: object) -> None:
-        self._consumer = confluent_kafka.Consumer(
-            {
-                "bootstrap.servers": address,
-                "group.id": GROUP,
-                "auto.offset.reset": "earliest",
-                "enable.auto.commit": False,
-                "partition.assignment.strategy": "range,roundrobin",
-                **settings,
-            }
-        )
-        if is_member:
-            self._consumer.subscribe(["t"])
-
-    def poll(self) -> list[bytes]:
-        found = self._consumer.consume(100, 0.1)
-        assert not [each.error() for each in found if each.error()]
-        return [each.value() for each in found]
-
-    def assignment(self) -> set[int]:
-        return {each.partition for each in self._consumer.assignment()}
-
-    def commit(self) -> None:
-        commit_consumed(self._consumer)
-
-    def committed(self) -> dict[int, int]:
-        wanted = [confluent_kafka.TopicPartition("t", at) for at in range(PARTITIONS)]
-        return {each.partition: each.offset for each in self._consumer.committed(wanted, LIMIT_S) if each.offset >= 0}
-
-    def close(self) -> None:
-        self._consumer.close()
-
-
-class AioKafka:
-    """An event loop of its own, in a thread: its heartbeats continue between polls."""
-
-    def __init__(self, address: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-
-        async def start() -> aiokafka.AIOKafkaConsumer:
-            consumer = aiokafka.AIOKafkaConsumer(
-                "t",
-                bootstrap_servers=address,
-                group_id=GROUP,
-                auto_offset_reset="earliest",
-                enable_auto_commit=False,
-                partition_assignment_strategy=[RangePartitionAssignor, RoundRobinPartitionAssignor],
-            )
-            await consumer.start()
-            return consumer
-
-        # It starts when the group has its first assignment, for which the others have to poll.
-        self._fetch: Future[Any] | None = None
-        self._start = asyncio.run_coroutine_threadsafe(start(), self._loop)
-
-    @property
-    def _consumer(self) -> Any:
-        return self._start.result(LIMIT_S)
-
-    def _run(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(LIMIT_S)
-
-    def poll(self) -> list[bytes]:
-        """Never wait: a fetch ends with the rebalance, for which the others have to poll."""
-        if not self._start.done():
-            return []
-        if self._fetch is None:
-            self._fetch = asyncio.run_coroutine_threadsafe(self._consumer.getmany(timeout_ms=100), self._loop)
-        if not self._fetch.done():
-            return []
-        found, self._fetch = self._fetch.result(), None
-        return [each.value for records in found.values() for each in records]
-
-    def assignment(self) -> set[int]:
-        return {each.partition for each in self._consumer.assignment()} if self._start.done() else set()
-
-    def commit(self) -> None:
-        self._run(self._consumer.commit())
-
-    def close(self) -> None:
-        if self._fetch is not None:
-            self._fetch.result(LIMIT_S)
-        self._run(self._consumer.stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(LIMIT_S)
-        self._loop.close()
-
-
-CONSUMERS: list[Callable[[str], Consumer]] = [KafkaPython, AioKafka, Confluent]
-
-
-def are_committed(members: list[Consumer], reader: Confluent) -> bool:
-    for each in members:
-        each.commit()
-    return reader.committed() == dict.fromkeys(range(PARTITIONS), 2 * COUNT)
-
-
 @pytest.mark.parametrize("client", CONSUMERS)
-def test_a_consumer_continues_at_its_committed_offset(tmp_path: Path, client: Callable[[str], Consumer]) -> None:
+def test_a_consumer_continues_at_its_committed_offset(tmp_path: Path, client: Callable[[str], Member]) -> None:
     with node(tmp_path, SETTINGS) as (manager, address):
         with closing(client(address)) as consumer:
             found = poll_until([consumer], lambda seen: len(seen) >= PARTITIONS * COUNT)
@@ -219,7 +84,7 @@ def test_a_leave_behind_a_waiting_join_is_done_although_its_client_closed_the_co
 
 def test_three_kinds_of_clients_share_one_group(tmp_path: Path) -> None:
     with node(tmp_path, SETTINGS) as (manager, address), ExitStack() as stack:
-        members: list[Consumer] = []
+        members: list[Member] = []
         received: list[bytes] = []
         for each in CONSUMERS:
             members.append(stack.enter_context(closing(each(address))))
@@ -229,7 +94,7 @@ def test_three_kinds_of_clients_share_one_group(tmp_path: Path) -> None:
         received += poll_until(members, lambda seen: fresh <= set(received) | set(seen))
         assert set(received) == expected(0, 2 * COUNT)
         with closing(Confluent(address, is_member=False)) as reader:
-            poll_until(members, lambda seen: are_committed(members, reader))
+            poll_until(members, lambda seen: have_committed(members, reader, 2 * COUNT))
         members.pop(0).close()
         poll_until(members, lambda seen: share_all(members))
         with closing(Confluent(address, **{"group.id": "unknown"})) as stranger:

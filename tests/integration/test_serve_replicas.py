@@ -20,7 +20,6 @@ import confluent_kafka
 import pytest
 from kafka_security import Place
 from kafka_socket import METADATA, is_closed, receive, send
-from running_node import running
 from served_bucket import filled_store
 
 from local.names import TopicPartition
@@ -28,10 +27,7 @@ from remote.store.file_store import FileStore
 from tiered.cli.main import invoke
 from tiered.read.bucket_reader import RemoteLog
 from tiered.serve.bucket_source import BucketSource
-from tiered.serve.commands.client import Client
 from tiered.serve.handlers.service import Service
-from tiered.serve.node.command_node import find_node
-from tiered.serve.node.group_calls import group_offsets
 from tiered.serve.peers import FAILURES_MAX, Endpoint, Peers, answers
 from tiered.serve.server import KafkaServer
 
@@ -297,70 +293,3 @@ def test_processes_that_cannot_start_end_with_the_cause(home: Path, capfd: pytes
 def test_peers_need_addresses(home: Path, capfd: pytest.CaptureFixture[str], words: list[str], reason: str) -> None:
     assert invoke(["serve", "--remote", (home / "bucket").as_uri(), "--port", "0", *words]) == 2
     assert reason in capfd.readouterr().err
-
-
-def _read_in_group(consumer: Any, count: int) -> list[bytes]:
-    """The values of `count` records, committed."""
-    found: list[bytes] = []
-    while len(found) < count:
-        message = consumer.poll(1.0)
-        if message is not None and message.error() is None:
-            found.append(message.value())
-            consumer.commit(message, asynchronous=False)
-    return found
-
-
-def test_groups_of_replicas_commit_to_the_node_that_they_name(home: Path) -> None:
-    (home / "lines").write_text("".join(f"{at}\n" for at in range(6)))
-    assert invoke(["-q", "append", "orders/0", "lines", "--acks", "remote"]) == 0
-    with (
-        running(home, 0) as (_, node_port),
-        serving(home, "--groups", f"127.0.0.1:{node_port}", "--processes", "2") as (
-            _,
-            port,
-        ),
-    ):
-        address = f"127.0.0.1:{port}"
-        consumer = kafka.KafkaConsumer(
-            "orders",
-            bootstrap_servers=address,
-            group_id="archive",
-            auto_offset_reset="earliest",
-            enable_auto_commit=False,
-            max_poll_records=2,
-            session_timeout_ms=6_000,  # the group waits so long if the client ends before its LeaveGroup is sent
-            heartbeat_interval_ms=2_000,
-        )
-        try:
-            found: list[bytes] = []
-            while not found:
-                found = [each.value for records in consumer.poll(timeout_ms=1000).values() for each in records]
-            consumer.commit()
-        finally:
-            consumer.close()
-        settings: dict[str, Any] = {
-            "bootstrap.servers": address,
-            "group.id": "archive",
-            "auto.offset.reset": "error",
-            "enable.auto.commit": False,
-            # librdkafka asks the coordinator for Metadata, takes its answer for the cluster, and drops the replicas and
-            # the requests in flight. A join that needs one of them continues at the next refresh: by default in 300 s.
-            "topic.metadata.refresh.interval.ms": 1000,
-        }
-        second = confluent_kafka.Consumer(settings)
-        second.subscribe(["orders"])
-        try:
-            found += _read_in_group(second, 6 - len(found))
-            (at,) = second.committed([confluent_kafka.TopicPartition("orders", 0)], timeout=60)
-            assert at.offset == 6
-        finally:
-            second.close()
-        assert found == [b"%d" % at for at in range(6)]
-        with connect_to_node(home) as client:
-            assert [(each.committed, each.lag) for each in group_offsets(client, "archive")] == [(6, 0), (0, 0)]
-
-
-def connect_to_node(home: Path) -> Client:
-    client = find_node([str(home / "data")], lambda text: None)
-    assert client is not None
-    return client

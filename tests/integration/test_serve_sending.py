@@ -165,7 +165,7 @@ def test_the_waits_for_a_client_leave_no_descriptor_open(source: FileSource) -> 
 
 
 def test_a_client_that_keeps_up_costs_one_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`connections_that_fit` counts one for each connection; a burst is no reason for a copy of it."""
+    """A copy of it is for a client without room; a burst is no reason for one."""
     monkeypatch.setattr(sender, "BURST_BYTES", 100)
 
     copies, dup = list[int](), os.dup

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from tiered.read.bucket_reader import RemoteLog
 from tiered.serve.admin.bucket_configs import BucketConfigs
 from tiered.serve.bucket_source import BucketSource
-from tiered.serve.endpoint import joined, serving
+from tiered.serve.endpoint import group_node, joined, serving
 from tiered.serve.endpoint_metrics import EndpointMetrics
 from tiered.serve.handlers.service import BROKER_ID, Endpoint, Service
 from tiered.serve.security.security import Security
@@ -25,17 +25,18 @@ def serving_bucket(
     security: Security | None = None,
     *,
     peers: str | None = None,
-    group_node: Endpoint | None = None,
+    groups: tuple[str | None, str | None] = (None, None),
     refresh_s: float,
     metrics: EndpointMetrics,
     is_shared: bool = False,
 ) -> Iterator[tuple[KafkaServer, int]]:
     """Serve the topics of a bucket within the block; yields the server, and the number of topics.
 
-    `peers`: the value of ``--peers``. `is_shared`: other processes serve the same address. Raises InvalidRequest for an
-    unusable address, and Unavailable for a bucket that cannot be read.
+    `peers`: the value of ``--peers``; `groups`: those of ``--groups`` and ``--groups-config``. `is_shared`: other
+    processes serve the same address. Raises InvalidRequest for an unusable address, Unavailable for a bucket that
+    cannot be read, and as `group_node`.
     """
-    own = advertised or Endpoint(host=host, port=port)
+    own, node = advertised or Endpoint(host=host, port=port), group_node(*groups)
     with (
         closing(BucketSource(bucket, time.monotonic, refresh_s=refresh_s)) as source,
         joined(own, peers, security) as replicas,
@@ -45,7 +46,7 @@ def serving_bucket(
             source=source,
             prompt=source,
             configs=BucketConfigs(source),
-            group_node=group_node,
+            group_node=node,
             peers=replicas,
             broker_id=BROKER_ID if replicas is None else replicas.own.broker_id,
             security=security,

@@ -29,7 +29,7 @@ import ssl
 import struct
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -37,7 +37,15 @@ from typing import Any
 from local.errors import InvalidRequest, LogError
 from tiered.serve.authorization.rules import answer
 from tiered.serve.codec import FrameTooLarge
-from tiered.serve.handlers.service import RESPONSE_BYTES_MAX, SMALL_BYTES, TINY_BYTES, Call, Endpoint, Service
+from tiered.serve.groups.group_node import NodeConnection
+from tiered.serve.handlers.service import (
+    RESPONSE_BYTES_MAX,
+    SMALL_BYTES,
+    TINY_BYTES,
+    Call,
+    Endpoint,
+    Service,
+)
 from tiered.serve.messages.base import Api, Piece, size_of
 from tiered.serve.protocol import Header, Received, encode, parse
 from tiered.serve.security.principals import ANONYMOUS, LOCAL
@@ -56,6 +64,8 @@ _PIECE_BYTES = 256 << 10  # what asyncio reads at once
 _LENGTH, _API = struct.Struct(">i"), struct.Struct(">h")
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close at once
 _PRODUCE = struct.pack(">h", Api.PRODUCE)
+# The response may wait for other members of a group for minutes. The node of a replica learns that its client ended.
+_WAIT_FOR_MEMBERS = (Api.JOIN_GROUP, Api.SYNC_GROUP)
 _HEAD_BYTES = 8  # API key, version and correlation id: no request is shorter
 _log = logging.getLogger(__name__)
 
@@ -113,6 +123,8 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._session = Session(None, self._loop.time, self.address, principal=LOCAL if self.is_local else ANONYMOUS)
         self._sender: Sender | None = None  # once the client may send requests
+        node = service.group_node
+        self._node = NodeConnection(node, service.load, self._offloaded) if node is not None else None
         self._muted_until_s = 0.0  # no request is read before
         self._arrived = bytearray()  # of the next requests, at most TINY_BYTES and a length
         self._idle_until_s = math.inf  # of a wait for a request
@@ -138,6 +150,8 @@ class Connection:
                 self._idle_timer.cancel()
             for task in self._in_flight:
                 task.cancel()
+            if self._node is not None:
+                self._node.close()
             self._writer.transport.abort()
             try:
                 await self._all_answered()
@@ -334,14 +348,22 @@ class Connection:
                 client_host=self.address,
                 principal=session.principal,
                 session=session,
+                node=self._node,
                 proceed=proceed,
             )
-            response = await answer(self._service, header.api_key, received.request, call)
-            pieces = await self._encoded(header, response)
-            pause_s = self._charge(header.api_key, len(frame), pieces)
-            if pause_s and hasattr(response, "throttle_time_ms"):
-                throttled = replace(response, throttle_time_ms=max(1, int(pause_s * 1000)))  # type: ignore[type-var]
-                pieces = await self._encoded(header, throttled)
+            answering = answer(self._service, header.api_key, received.request, call)
+            waits = self._node is not None and header.api_key in _WAIT_FOR_MEMBERS
+            try:
+                response = await (self._while_connected(answering) if waits else answering)
+                pieces = await self._encoded(header, response)
+                pause_s = self._charge(header.api_key, len(frame), pieces)
+                if pause_s and (throttle_ms := getattr(response, "throttle_time_ms", None)) is not None:
+                    longer_ms = max(1, int(pause_s * 1000), throttle_ms)  # the node of a replica may have set one
+                    throttled = replace(response, throttle_time_ms=longer_ms)  # type: ignore[type-var]
+                    pieces = await self._encoded(header, throttled)
+            finally:
+                if self._node is not None:
+                    self._node.release()
             if session.is_failed:
                 await asyncio.sleep(session.delay_s)
             return pieces, partial(metrics.answered, header.api_name, response)
@@ -350,6 +372,36 @@ class Connection:
         _log.warning("request not served: client=%s api=%s version=%d", *facts)
         metrics.unsupported(header.api_name)
         return received.pieces, lambda seconds: None
+
+    async def _while_connected(self, work: Coroutine[object, object, object]) -> object:
+        """The result of `work`, which the client's end cancels. What arrives meanwhile belongs to later requests.
+
+        None if the client ended after further requests: librdkafka sends LeaveGroup behind a join that waits, and ends.
+        """
+        task = self._loop.create_task(work)
+        try:
+            while not task.done() and (room := _LENGTH.size + TINY_BYTES - len(self._arrived)) > 0:
+                reading = self._loop.create_task(self._reader.read(room))
+                try:
+                    await asyncio.wait((task, reading), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    reading.cancel()  # which takes no bytes
+                    await asyncio.wait((reading,))
+                if not reading.cancelled():
+                    piece = reading.result()
+                    if not piece and self._arrived:
+                        return None
+                    if not piece:
+                        raise ConnectionResetError
+                    self._arrived += piece
+            return await task
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,))
+
+    async def _offloaded(self, call: Callable[[], Any]) -> Any:  # noqa: ANN401 - of any type
+        return await self._service.call("encode", object(), call)
 
     async def _encoded(self, header: Header, response: object) -> Sequence[Piece]:
         """The pieces of a response; of a large one by the pool, so that it does not delay the other clients.

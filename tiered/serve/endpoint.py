@@ -13,11 +13,15 @@ from functools import partial
 from local.errors import InvalidRequest
 from tiered.serve.commands.operation_jobs import Jobs
 from tiered.serve.connection import Limits
+from tiered.serve.groups.group_node import GroupNode
 from tiered.serve.handlers.service import Endpoint, Service
 from tiered.serve.peers import Peers, answers
+from tiered.serve.security.client_settings import ClientSettings, read_client_settings
 from tiered.serve.security.security import Security
 from tiered.serve.server import KafkaServer
 
+# Of a connection: its socket, and a copy while the client has no room for a response (`tiered.serve.sender`).
+DESCRIPTORS = 2
 _EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - addresses to refuse
 _log = logging.getLogger(__name__)
 
@@ -39,17 +43,19 @@ def serving(
     Raises InvalidRequest for an unusable address.
     """
     most = service.security.settings.limits.connections_max if service.security is not None else None
-    limits = Limits(connections_max=connections_that_fit(max(Limits().connections_max, most or 0)))
+    wanted = max(Limits().connections_max, most or 0)
+    each = DESCRIPTORS + (service.group_node is not None)
+    limits = Limits(connections_max=connections_that_fit(wanted, descriptors=each))
     server = KafkaServer(host, port, service, advertised=advertised, limits=limits, is_shared=is_shared, local=local)
     with closing(server):
         server.start()
         yield server
 
 
-def connections_that_fit(wanted: int) -> int:
+def connections_that_fit(wanted: int, *, descriptors: int = DESCRIPTORS) -> int:
     """Raise the soft limit of open files to the hard one. At most half of the free descriptors are for connections.
 
-    Rolls, the store and ranges of files in responses need the others.
+    A connection may need `descriptors`. Rolls, the store and ranges of files in responses need the other half.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -58,7 +64,7 @@ def connections_that_fit(wanted: int) -> int:
             soft = hard
     if soft == resource.RLIM_INFINITY:
         return wanted
-    found = max(1, min(wanted, (soft - len(os.listdir("/dev/fd"))) // 2))
+    found = max(1, min(wanted, (soft - len(os.listdir("/dev/fd"))) // 2 // descriptors))
     if found < wanted:
         _log.warning("fewer connections of Kafka clients: limit=%d usual=%d open_files_max=%d", found, wanted, soft)
     return found
@@ -92,6 +98,21 @@ def _is_host(text: str) -> bool:
         return "\0" not in text and bool(text.encode("idna"))
     except UnicodeError:
         return False
+
+
+def group_node(address: str | None, config: str | None) -> GroupNode | None:
+    """The node in the value of ``--groups``, with the settings of the file of ``--groups-config``; None without a node.
+
+    Raises InvalidRequest, NotFound, AccessDenied.
+    """
+    endpoint = parse_endpoint("--groups", address)
+    if endpoint is None:
+        if config is not None:
+            raise InvalidRequest("--groups-config needs the node of the groups: add --groups HOST:PORT", file=config)
+        return None
+    return GroupNode(
+        endpoint=endpoint, settings=read_client_settings(config) if config is not None else ClientSettings()
+    )
 
 
 @contextmanager

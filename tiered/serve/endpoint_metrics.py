@@ -54,7 +54,7 @@ class EndpointMetrics:
         if isinstance(response, FetchResponse) and not response.has_errors():
             return  # most requests of consumers
         for error in error_codes(response):
-            _add(self._errors, (api, error.name), 1)
+            _add(self._errors, (api, getattr(error, "name", "UNKNOWN")), 1)  # another node may send any number
 
     def unsupported(self, api: str) -> None:
         """Count a request of an API or version that is not served."""

@@ -1,10 +1,11 @@
-"""The replicas of one bucket that serve together: which are alive, and which one leads each partition.
+"""The replicas of one bucket that serve together: which are alive, and which one leads a partition or names a group.
 
 Every replica gets the same list of addresses. It needs no other agreement:
 
 - A broker id is the place of its address in the sorted list.
 - A partition is led by the live replica with the largest hash of address and partition (rendezvous hashing). If a
-  replica dies, only its partitions move. The caches of the others stay useful.
+  replica dies, only its partitions move. The caches of the others stay useful. The replica that clients take for the
+  coordinator of a group is chosen by the group id in the same way.
 - A replica probes the others (a connection, ApiVersions, the response). FAILURES_MAX failures in a row make one dead,
   one success makes it alive. The replica itself counts as alive.
 
@@ -81,7 +82,13 @@ class Peers:
         return self._alive
 
     def leader_of(self, partition: TopicPartition) -> Member:
-        return max(self._alive, key=lambda member: _weight(member.endpoint, partition))
+        return self._chosen(f"{partition.topic} {partition.partition}")
+
+    def coordinator_of(self, group_id: str) -> Member:
+        return self._chosen(group_id)
+
+    def _chosen(self, key: str) -> Member:
+        return max(self._alive, key=lambda member: _weight(member.endpoint, key))
 
     def start(self) -> None:
         """Probe once, so that no dead replica is named as a leader, and then again and again."""
@@ -156,5 +163,5 @@ def _shakes_hands(client: socket.socket, tls: Tls) -> bool:
     return True
 
 
-def _weight(address: Endpoint, partition: TopicPartition) -> bytes:
-    return blake2b(f"{address} {partition.topic} {partition.partition}".encode(), digest_size=8).digest()
+def _weight(address: Endpoint, key: str) -> bytes:
+    return blake2b(f"{address} {key}".encode(errors="replace"), digest_size=8).digest()

@@ -147,10 +147,10 @@ def encode(header: Header, response: object, bytes_max: int = sys.maxsize) -> li
     return frame.close()
 
 
-def encode_request(header: Header, request: object) -> list[Piece]:
-    """The frame of a request, with its length prefix, as pieces to send in order."""
+def encode_request(header: Header, request: object, bytes_max: int = sys.maxsize) -> list[Piece]:
+    """The frame of a request, with its length prefix, as pieces to send in order. Raises FrameTooLarge as `encode`."""
     schema = _request_schema(header.api_key, header.api_version)
-    frame = Frame()
+    frame = Frame(bytes_max)
     frame.number(_INT16, header.api_key)
     frame.number(_INT16, header.api_version)
     frame.number(_INT32, header.correlation_id)

@@ -21,9 +21,9 @@ USED_BY = {
     "Spark's connector": "find_spark_connector",
     "franz-go": "franz_go",
     "rskafka": "rskafka",
-    "librdkafka": "confluent_kafka",
-    "kafka-python": r"(\bkafka\.|served_node|by_kafka_python)",
-    "aiokafka": r"(aiokafka|served_node)",
+    "librdkafka": "(confluent_kafka|group_consumers)",
+    "kafka-python": r"(\bkafka\.|served_node|by_kafka_python|group_consumers)",
+    "aiokafka": r"(aiokafka|served_node|group_consumers)",
 }
 
 

@@ -13,9 +13,9 @@ LIMIT_S = 120
 
 
 @contextmanager
-def running(home: Path, port: int) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def running(home: Path, port: int, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """The process and its port; port 0: any free port. Killed at the end."""
-    words = ["-m", "tiered", "-C", str(home), "run", "--interval", "100ms", "--kafka", f"127.0.0.1:{port}"]
+    words = ["-m", "tiered", "-C", str(home), "run", "--interval", "100ms", "--kafka", f"127.0.0.1:{port}", *options]
     process = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None

@@ -84,10 +84,11 @@ class _Address:
         "--advertise HOST:PORT", "Give clients this address; default: the one to which they connected."
     )
     is_open: bool = option(
-        "--without-authentication", "Allow an address that other machines can reach: every client may read."
+        "--without-authentication", "Allow an address of other machines: every client may read, and use --groups."
     )
     peers: str | None = option("--peers HOST:PORT,...", "Share the partitions with these replicas of the bucket.")
-    groups: str | None = option("--groups HOST:PORT", "Name this node as the coordinator of all consumer groups.")
+    groups: str | None = option("--groups HOST:PORT", "Forward the requests of consumer groups to this node.")
+    groups_config: str | None = option("--groups-config FILE", "Connect to --groups by the client properties of FILE.")
     metrics: str | None = option("--metrics [HOST]:PORT", "Serve /metrics at this address; :9464 is loopback.")
     processes: int = option("--processes N", "Serve with N processes.", type=click.IntRange(1, 64), default=1)
     protection: _Protection = GROUP
@@ -169,8 +170,7 @@ def _serve(session: Session, bucket: _Bucket, address: _Address, refresh_s: floa
     from tiered.serve.endpoint import parse_endpoint
     from tiered.serve.endpoint_metrics import EndpointMetrics
 
-    advertised = parse_endpoint("--advertise", address.advertised)
-    group_node, metrics = parse_endpoint("--groups", address.groups), EndpointMetrics()
+    advertised, metrics = parse_endpoint("--advertise", address.advertised), EndpointMetrics()
     with (
         stop_signals(reloads=True) as stop,
         address.protection.open(
@@ -185,7 +185,7 @@ def _serve(session: Session, bucket: _Bucket, address: _Address, refresh_s: floa
             advertised,
             security,
             peers=address.peers,
-            group_node=group_node,
+            groups=(address.groups, address.groups_config),
             refresh_s=refresh_s,
             metrics=metrics,
             is_shared=worker is not None,

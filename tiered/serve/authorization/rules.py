@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from tiered.serve.authorization import admin_rules, group_rules, produce_rules, read_rules
 from tiered.serve.authorization.permissions import ANYONE, COMMANDS, AuthorizationRule
-from tiered.serve.handlers import other_coordinator
+from tiered.serve.handlers import forwarding
 from tiered.serve.handlers.dispatch import HANDLERS
 from tiered.serve.handlers.service import Call, Service
 from tiered.serve.messages.base import Api, OwnApi
@@ -75,7 +75,7 @@ async def answer(service: Service, api: int, request: object, call: Call) -> obj
     """The response to a request of a served API; None for a request without a response."""
     handler = HANDLERS[api]
     if service.group_node is not None:
-        handler = other_coordinator.HANDLERS.get(api, handler)
+        handler = forwarding.HANDLERS.get(api, handler)
     if service.security is None:
         return await handler(service, request, call)
     return await RULES[api](service, request, call, handler)

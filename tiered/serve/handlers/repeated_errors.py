@@ -24,8 +24,10 @@ class RepeatedErrors:
         clock: Callable[[], float] = time.monotonic,
         *,
         attempt: str = "cannot serve a partition",
+        place: str = "partition",
     ) -> None:
-        self._log, self._clock, self._attempt = log, clock, attempt
+        """`place`: what the places are, for the lines."""
+        self._log, self._clock, self._attempt, self._place = log, clock, attempt, place
         self._lock = threading.Lock()
         self._logged_s: OrderedDict[tuple[object, type[BaseException]], float] = OrderedDict()
 
@@ -37,7 +39,7 @@ class RepeatedErrors:
 
     def _write(self, level: int, where: object, error: BaseException) -> None:
         level = level if self._is_due(where, error) else logging.DEBUG
-        self._log.log(level, "%s: partition=%s error=%s", self._attempt, where, error)
+        self._log.log(level, "%s: %s=%s error=%s", self._attempt, self._place, where, error)
 
     def _is_due(self, where: object, error: BaseException) -> bool:
         place, now_s = (where, type(error)), self._clock()

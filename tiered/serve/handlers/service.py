@@ -18,6 +18,7 @@ from tiered.serve.admin import Admin, Configs
 from tiered.serve.commands.operation_jobs import Jobs
 from tiered.serve.endpoint_metrics import EndpointMetrics
 from tiered.serve.groups.coordinator import GroupCoordinator
+from tiered.serve.groups.group_node import GroupNode, NodeConnection
 from tiered.serve.handlers.byte_budget import ByteBudget
 from tiered.serve.handlers.fetch_sessions import FetchSessions
 from tiered.serve.handlers.group_flush import GroupFlush
@@ -118,6 +119,7 @@ class Call:
     client_host: str = ""
     principal: Principal = ANONYMOUS
     session: Session | None = None
+    node: NodeConnection | None = None  # of this client to `Service.group_node`
     # Lets the next request of the connection begin before this one is answered. Responses keep their order.
     proceed: Callable[[], None] = lambda: None
 
@@ -179,7 +181,7 @@ class Service:
     admin: Admin | None = None
     configs: Configs | None = None
     groups: GroupCoordinator | None = None
-    group_node: Endpoint | None = None  # that coordinates all groups in place of this server (`other_coordinator`)
+    group_node: GroupNode | None = None  # that coordinates all groups in place of this server (`forwarding`)
     transactions: TransactionCoordinator | None = None
     security: Security | None = None
     operations: Jobs | None = None  # on the Unix socket of a node only

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from fake_source import FakeSource
 
-from local.errors import InvalidRequest
-from tiered.serve.endpoint import connections_that_fit, parse_endpoint, serving
+from local.errors import InvalidRequest, LogError
+from tiered.serve.endpoint import connections_that_fit, group_node, parse_endpoint, serving
+from tiered.serve.groups.group_node import GroupNode
 from tiered.serve.handlers.service import Endpoint, Service
 from tiered.serve.security.security import Security
 
@@ -34,18 +35,42 @@ def limited(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, *, may_raise:
 
 
 def test_the_soft_limit_of_open_files_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    raised = limited(monkeypatch, 1024, 4096)
-    assert (connections_that_fit(1000), raised) == (1000, [4096])
+    raised = limited(monkeypatch, 1024, 8192)
+    assert (connections_that_fit(1000), raised) == (1000, [8192])
 
 
-@pytest.mark.parametrize(("hard", "may_raise"), [(1024, True), (4096, False)])
+@pytest.mark.parametrize(("hard", "may_raise"), [(1024, True), (8192, False)])
 def test_half_of_the_free_descriptors_are_for_connections(
     hard: int, may_raise: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     raised = limited(monkeypatch, 1024, hard, may_raise=may_raise)
     with caplog.at_level(logging.WARNING):
-        assert (connections_that_fit(1000), raised) == (500, [])
-    assert "limit=500 usual=1000 open_files_max=1024" in caplog.text
+        assert (connections_that_fit(1000), raised) == (250, [])
+    assert "limit=250 usual=1000 open_files_max=1024" in caplog.text
+
+
+def test_a_connection_may_need_a_socket_a_copy_of_it_and_a_connection_to_the_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The copy: while the client has no room. Without a node no connection to one."""
+    limited(monkeypatch, 1224, 1224)
+    for node, most in ((None, 300), (GroupNode(endpoint=Endpoint(host="node", port=1)), 200)):
+        service = Service(source=FakeSource(orders=1), group_node=node)
+        with serving(service, "127.0.0.1", 0) as server:
+            assert server._limits.connections_max == most
+
+
+@pytest.mark.parametrize(
+    ("address", "config", "reason"),
+    [("node", None, "invalid --groups"), (None, "x", "add --groups"), ("node:9092", "none", "does not exist")],
+)
+def test_the_node_of_the_groups_needs_an_address_and_a_readable_file(
+    address: str | None, config: str | None, reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(LogError, match=reason):
+        group_node(address, config and str(tmp_path / config))
+    assert group_node(None, None) is None
+    assert group_node("node:9092", None) == GroupNode(endpoint=Endpoint(host="node", port=9092))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def regex_error(pattern: str) -> str | None:
     try:
         import re2
     except ImportError:
-        return "the node has no google-re2, which the extra `kafka` of tiered installs"
+        return "this server has no google-re2, which the extra `kafka` of tiered installs"
 
     if len(pattern) > PATTERN_CHARS_MAX:
         return f"it has more than {PATTERN_CHARS_MAX} characters"
