@@ -11,8 +11,8 @@ This module uses the full Python API: the encoder reads lists of tuples with its
 slower).
 """
 
-from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy, memset
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.long cimport PyLong_CheckExact
@@ -108,6 +108,7 @@ cdef enum:
     TOO_LARGE = 7
     FEW_FLAGS = 8
     NO_ROOM = 9
+    LEFT_ALONE = 10
 REASONS = (
     "", "crc differs", "it extends beyond the data", "record count above its bytes", "a record exceeds its bounds",
     "offsets do not ascend within the batch", "bytes left over",

@@ -50,6 +50,8 @@ cdef enum:
     LZ4_FRAME_BYTES = 11  # header and end mark
     XERIAL_BLOCK = 32768
     XERIAL_BYTES = 16
+    SNAPPY_PLACES = 16384
+    SNAPPY_TAIL = 15  # bytes at the end of a block that are not searched, so that a search reads eight at once
     BOUND_MAX = 67108864
     SCRATCH_BYTES_KEPT = 4194304
     POOLED_MAX = 8
@@ -126,6 +128,7 @@ cdef class Codecs:
     cdef void *gzip_writer
     cdef uint8_t *scratch
     cdef size_t scratch_bytes
+    cdef uint16_t places[SNAPPY_PLACES]
 
     def __dealloc__(self):
         if self.zstd_reader:
@@ -188,6 +191,8 @@ cdef class Codecs:
         """The most bytes that `write` takes for `length` bytes."""
         if codec == LZ4:
             return LZ4_FRAME_BYTES + (length // LZ4_BLOCK + 1) * (4 + LZ4_BLOCK // 255 + 16) + length
+        if codec == SNAPPY:
+            return XERIAL_BYTES + (length // XERIAL_BLOCK + 1) * (4 + 32) + length + length // 6
         if codec == GZIP:
             return length + (length // 4096 + 1) * 8 + 64  # more than libdeflate's own bound, which needs a context
         return length + (length >> 8) + 64 + (ZSTD_BLOCK >> 11)
@@ -195,7 +200,7 @@ cdef class Codecs:
     cdef int64_t write(
         self, int codec, const uint8_t *data, int64_t length, uint8_t *out, int64_t room
     ) noexcept nogil:
-        """The bytes of the frame in `out`, at Kafka's default level; or REFUSED."""
+        """The bytes of the frame in `out`, at Kafka's default level; or REFUSED. `room` is at least `write_bound`."""
         cdef size_t size
         if codec == ZSTD and has_zstd:
             if not self.zstd_writer:
@@ -206,6 +211,8 @@ cdef class Codecs:
             return <int64_t>size if size <= <size_t>room else REFUSED
         if codec == LZ4 and has_lz4:
             return write_lz4(data, length, out, room)
+        if codec == SNAPPY and has_snappy:
+            return write_snappy(data, length, out, &self.places[0])
         if codec == GZIP and has_gzip:
             if not self.gzip_writer:
                 self.gzip_writer = libraries.new_gzip_writer(GZIP_LEVEL)
@@ -527,6 +534,141 @@ cdef int64_t read_snappy_block(const uint8_t *data, int64_t length, uint8_t *out
                 out[to + step] = out[to + step - back]
         to += count
     return to if to == size else REFUSED
+
+
+cdef int64_t write_snappy(const uint8_t *data, int64_t length, uint8_t *out, uint16_t *places) noexcept nogil:
+    """The data in xerial blocks."""
+    cdef int64_t at = 0, to = XERIAL_BYTES, block, size
+    memcpy(out, b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01", XERIAL_BYTES)
+    while at < length:
+        block = min(length - at, <int64_t>XERIAL_BLOCK)
+        size = write_snappy_block(data + at, block, out + to + 4, places)
+        store32(out + to, <uint32_t>size)
+        to += 4 + size
+        at += block
+    return to
+
+
+cdef int64_t write_snappy_block(const uint8_t *data, int64_t length, uint8_t *out, uint16_t *places) noexcept nogil:
+    """At most 32 + 7/6 of `length` bytes. `places` has the last position of each hash of four bytes, 0 for none.
+
+    The longer nothing is found, the fewer positions are searched.
+    """
+    cdef uint8_t *to = out
+    cdef int64_t at = 1, done = 0, stop = length - SNAPPY_TAIL, found, matched
+    cdef uint32_t misses, word, hashed
+    cdef uint64_t one, other
+    word = <uint32_t>length
+    while word > 0x7F:
+        to[0] = <uint8_t>(word | 0x80)
+        to += 1
+        word >>= 7
+    to[0] = <uint8_t>word
+    to += 1
+    memset(places, 0, SNAPPY_PLACES * sizeof(uint16_t))
+    misses = 32
+    while at < stop:
+        memcpy(&word, data + at, 4)
+        hashed = word * 0x1E35A7BDu >> 18
+        found = places[hashed]
+        places[hashed] = <uint16_t>at
+        if memcmp(data + found, data + at, 4):
+            at += misses >> 5
+            misses += 1
+            continue
+        misses = 32
+        matched = 4
+        while at + matched + 8 <= length:
+            memcpy(&one, data + found + matched, 8)
+            memcpy(&other, data + at + matched, 8)
+            if one != other:
+                break
+            matched += 8
+        while at + matched < length and data[found + matched] == data[at + matched]:
+            matched += 1
+        to = put_literal(to, data + done, at - done)
+        to = put_copy(to, at - found, matched)
+        at += matched
+        done = at
+        if at < stop:
+            memcpy(&word, data + at - 1, 4)
+            places[word * 0x1E35A7BDu >> 18] = <uint16_t>(at - 1)
+    return put_literal(to, data + done, length - done) - out
+
+
+cdef inline uint8_t *put_literal(uint8_t *to, const uint8_t *data, int64_t count) noexcept nogil:
+    if count == 0:
+        return to
+    if count <= 60:
+        to[0] = <uint8_t>(count - 1 << 2)
+        to += 1
+    else:
+        to[0], to[1], to[2] = 61 << 2, count - 1 & 0xFF, count - 1 >> 8
+        to += 3
+    memcpy(to, data, count)
+    return to + count
+
+
+cdef inline uint8_t *put_copy(uint8_t *to, int64_t back, int64_t count) noexcept nogil:
+    """Copies of at most 64 bytes, the last one of at least four."""
+    cdef int64_t part
+    while count > 0:
+        part = count if count <= 64 else 64 if count >= 68 else 60
+        count -= part
+        if part < 12 and back < 2048:
+            to[0], to[1] = back >> 8 << 5 | part - 4 << 2 | 1, back & 0xFF
+            to += 2
+        else:
+            to[0], to[1], to[2] = part - 1 << 2 | 2, back & 0xFF, back >> 8
+            to += 3
+    return to
+
+
+# -- rebuilding
+
+REBUILDS_PACKED = True  # `rebuild_batches` takes compressed batches too
+
+
+cdef int rebuild_packed(
+    Codecs codecs, const uint8_t *data, Batch *batch, const uint8_t *keep, int64_t flag, bint is_rebased,
+    int64_t horizon_ms, uint8_t **out, int64_t room,
+) noexcept nogil:
+    """`rebuild_section` of a compressed batch. Without effect: NO_ROOM if it might exceed `room`, LEFT_ALONE if refused."""
+    cdef int codec = batch.bits & CODEC_BITS
+    cdef const uint8_t *section = data + batch.position + HEADER_BYTES
+    cdef int64_t bound = codecs.bound(codec, section, batch.size - HEADER_BYTES), most, size
+    cdef Batch plain = batch[0]
+    cdef uint8_t *inflated
+    cdef uint8_t *rebuilt
+    cdef uint8_t *end
+    if bound < 0:
+        return LEFT_ALONE
+    most = bound + <int64_t>batch.count * REBUILT_GROWTH_MAX
+    if HEADER_BYTES + codecs.write_bound(codec, most) > room:
+        return NO_ROOM
+    inflated = codecs.room(2 * HEADER_BYTES + bound + most)
+    if not inflated:
+        return LEFT_ALONE
+    rebuilt = end = inflated + HEADER_BYTES + bound
+    memcpy(inflated, data + batch.position, HEADER_BYTES)
+    inflated[22] &= ~CODEC_BITS
+    size = codecs.read(codec, section, batch.size - HEADER_BYTES, inflated + HEADER_BYTES, bound)
+    if size < 0:
+        return LEFT_ALONE
+    plain.position, plain.size, plain.bits = 0, HEADER_BYTES + size, batch.bits & ~CODEC_BITS
+    if rebuild_section(inflated, &plain, keep, flag, is_rebased, horizon_ms, &end):
+        return LEFT_ALONE
+    size = codecs.write(
+        codec, rebuilt + HEADER_BYTES, end - rebuilt - HEADER_BYTES, out[0] + HEADER_BYTES, room - HEADER_BYTES
+    )
+    if size < 0:
+        return LEFT_ALONE
+    memcpy(out[0], rebuilt, HEADER_BYTES)
+    out[0][22] |= codec
+    store32(out[0] + 8, <uint32_t>(HEADER_BYTES + size - LENGTH_OVERHEAD))
+    store32(out[0] + 17, crc32c_update(0, out[0] + CRC_START, HEADER_BYTES + size - CRC_START))
+    out[0] += HEADER_BYTES + size
+    return SOUND
 
 
 load_codecs()

@@ -16,32 +16,36 @@ def rebuild_batches(
     cdef uint8_t *begin = &out_[0] if out_.shape[0] else NULL
     cdef uint8_t *at = begin
     cdef int64_t room = out_.shape[0]
+    cdef Codecs codecs
     if actions_.shape[0] != rows.rows or starts_.shape[0] != rows.rows or not 0 <= first_row <= stop_row <= rows.rows:
         raise InvalidRequest("cannot rebuild batches, actions and batches differ in number", actions=len(actions), rows=rows.rows)
+    codecs = taken()
     with nogil:
         while row < stop_row:
             reason = rebuild_batch(
-                bytes_, length, rows.row(row), actions_[row], keep_, starts_[row], horizon_ms, &at, room - (at - begin)
+                codecs, bytes_, length, rows.row(row), actions_[row], keep_, starts_[row], horizon_ms, &at,
+                room - (at - begin),
             )
             if reason:
                 break
             row += 1
+    given_back(codecs)
     if reason == TOO_LARGE:
         raise InvalidRequest("sealing a batch, larger than 2^31 bytes", row=row)
     if reason == FEW_FLAGS:
         raise InvalidRequest("cannot rebuild batches, flags and records differ in number", row=row)
-    if reason and reason != NO_ROOM:
+    if reason and reason != NO_ROOM and reason != LEFT_ALONE:
         raise _wrong(table, row, reason, data, True)
     return row, at - begin
 
 
 cdef inline int rebuild_batch(
-    const uint8_t *data, Py_ssize_t length, Batch batch, uint8_t action, const uint8_t[::1] keep, int64_t keep_start,
+    Codecs codecs, const uint8_t *data, Py_ssize_t length, Batch batch, uint8_t action, const uint8_t[::1] keep, int64_t keep_start,
     int64_t horizon_ms, uint8_t **out, int64_t room,
 ) noexcept nogil:
     """Write one batch to `out`, and move `out` behind it.
 
-    NO_ROOM without any effect if it might exceed `room`.
+    NO_ROOM without any effect if it might exceed `room`, LEFT_ALONE as `rebuild_packed`.
     """
     cdef int reason
     cdef bint is_rebuilt = action == REBUILD or action == REBASE
@@ -55,6 +59,8 @@ cdef inline int rebuild_batch(
     if action == VERBATIM:
         memcpy(out[0], data + batch.position, batch.size)
         out[0] += batch.size
+    elif is_rebuilt and batch.bits & CODEC_BITS:
+        return rebuild_packed(codecs, data, &batch, &keep[0], keep_start, action == REBASE, horizon_ms, out, room)
     elif is_rebuilt:
         return rebuild_section(data, &batch, &keep[0], keep_start, action == REBASE, horizon_ms, out)
     else:

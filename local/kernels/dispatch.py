@@ -1,8 +1,8 @@
 """The entry points of the hot loops: scan, decode, gather, encode, filter, and the cleaner's `KeyMap`.
 
 Uses the compiled `local.kernels._kernels` if it was built, else `local.kernels.pure_kernels`; always the latter with
-``TIERED_PURE_KERNELS=1`` in the environment. The compiled one decompresses ordinary frames with the machine's own codec
-libraries. This module does all others, compresses, and converts messages of formats 0 and 1 (`local.format.legacy`).
+``TIERED_PURE_KERNELS=1`` in the environment. The compiled one decodes and rebuilds ordinary compressed batches with the
+machine's codec libraries. This module does the rest, and converts messages of formats 0 and 1 (`local.format.legacy`).
 
 Bytes from a disk or a store are untrusted until checked: first the CRC, then the structure, then each count and length
 against the available bytes. Raises only Corrupt and InvalidRequest.
@@ -83,7 +83,7 @@ STEP_BYTES = 64 << 20
 REBUILT_PART_BYTES = 1 << 20  # fits the CPU cache until it is written to the file
 PACKED_RECORDS_MAX = 1 << 24  # of one compressed batch: about 940 MB of columns; typical batches have thousands
 _ARENA_BYTES_MIN = 1 << 20
-_ARENA_RATIO = 4  # first estimate of decompressed size over compressed size
+_ARENA_RATIO = 8  # first estimate of decompressed size over compressed size
 
 
 def implementation() -> Literal["compiled", "pure"]:
@@ -236,7 +236,7 @@ def filter_batches(
     bits = np.packbits(flags, bitorder="little")
     if actions is None:
         actions = _actions(table, count_bits(bits, table.record_counts), keep_last_batch=keep_last_batch)
-    out = np.empty(min(REBUILT_PART_BYTES, 2 * len(view)), np.uint8)
+    out = np.empty(REBUILT_PART_BYTES, np.uint8)
     return b"".join(map(bytes, _rebuilt(view, table, bits, actions, horizon_ms, out)))
 
 
@@ -444,23 +444,23 @@ def _rebuilt(
         raise InvalidRequest("cannot filter batches, an action is unknown", batches=len(table))
     firsts = _firsts(table.record_counts)
     is_packed = is_rebuilt & ((table.attributes & CODEC_BITS) != Codec.NONE)
-    apart = np.flatnonzero(is_packed | (table.magics != MAGIC)).tolist()
+    is_apart = table.magics != MAGIC
+    if not getattr(_chosen, "REBUILDS_PACKED", False):
+        is_apart = is_apart | is_packed
     row = 0
-    for stop in (*apart, len(table)):
+    for stop in (*np.flatnonzero(is_apart).tolist(), len(table)):
         while row < stop:
             following, size = _chosen.rebuild_batches(view, table, actions, bits, firsts, horizon_ms, out, row, stop)
-            if following == row:
-                out = np.empty(_room_for(table, row), np.uint8)
-            elif size:
+            if size:
                 yield out[:size].data
+            elif following == row and is_packed[row]:
+                yield memoryview(_apart(view, table, row, bits, firsts, (int(actions[row]), horizon_ms)))
+                following += 1
+            elif following == row:
+                out = np.empty(_room_for(table, row), np.uint8)
             row = following
         if stop < len(table):
-            flags = np.unpackbits(
-                bits[firsts[stop] >> 3 :][: (int(table.record_counts[stop]) + 14) >> 3], bitorder="little"
-            )
-            flags = flags[firsts[stop] & 7 :][: int(table.record_counts[stop])]
-            how = (int(actions[stop]), horizon_ms)
-            yield memoryview(_apart(view, table.row(stop), int(table.positions[stop]), flags, how))
+            yield memoryview(_apart(view, table, stop, bits, firsts, (int(actions[stop]), horizon_ms)))
             row = stop + 1
 
 
@@ -478,23 +478,25 @@ def _actions(table: BatchTable, remaining: Longs, *, keep_last_batch: bool) -> O
     return actions
 
 
-def _apart(view: memoryview, header: BatchHeader, position: int, flags: Octets, how: tuple[int, int]) -> bytes:
-    """The result for a batch that the kernels cannot read: compressed, or a message of format 0 or 1."""
+def _apart(view: memoryview, table: BatchTable, row: int, keep: Octets, firsts: Longs, how: tuple[int, int]) -> bytes:
+    """The result for a batch that the kernels leave: compressed, or a message of format 0 or 1."""
+    header, position = table.row(row), int(table.positions[row])
     if how[0] == DROP:
         return b""
     if how[0] == EMPTY:
         return pure_kernels.emptied(header)
     if how[0] == VERBATIM:
         return bytes(view[position : position + header.size_bytes])
+    if not header.is_legacy:
+        pure_kernels.check_crc(view, header, position)
     try:
         plain = _plain(view, header, position)
     except Corrupt as error:
         raise _placed(error, header, position, limit=INFLATED_BYTES_MAX) from error
     try:
         table = _scanned(plain, verify=False)
-        out, one = np.empty(_room_for(table, 0), np.uint8), np.array(how[:1], np.uint8)
-        bits, first = np.packbits(flags, bitorder="little"), np.zeros(1, np.int64)
-        _, size = _chosen.rebuild_batches(plain, table, one, bits, first, how[1], out, 0, 1)
+        out, one, first = np.empty(_room_for(table, 0), np.uint8), np.array(how[:1], np.uint8), firsts[row : row + 1]
+        _, size = _chosen.rebuild_batches(plain, table, one, keep, first, how[1], out, 0, 1)
         rebuilt = out[:size].data
     except Corrupt as error:
         raise _placed(error, header, position) from error
@@ -512,5 +514,4 @@ def _plain(view: memoryview, header: BatchHeader, position: int) -> memoryview:
     if header.is_legacy:
         records = legacy.records_of(entry, header.base_timestamp_ms, INFLATED_BYTES_MAX, verify=False)
         return memoryview(seal(plain, records))
-    pure_kernels.check_crc(view, header, position)
     return memoryview(seal(plain, decompress(header.codec, entry[HEADER_BYTES:], INFLATED_BYTES_MAX)))

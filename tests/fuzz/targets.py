@@ -22,6 +22,7 @@ import kafka_targets
 import numpy as np
 from disk_model import ModelDisk
 from legacy_samples import APPEND, many, message, wrapper
+from log_world import opened_batches
 
 from local.errors import Corrupt, InvalidRequest
 from local.format.batch_header import HEADER_BYTES
@@ -95,7 +96,7 @@ def verdict(twin: Any, data: Any, verify: bool, control: bool) -> list[Any]:
         records = int(table.record_counts.sum(dtype=np.int64))
         if records < 1 << 16:
             flags = np.arange(records) % 3 > 0
-            answers.append(_or_error(lambda: kernels.filter_batches(data, flags, keep_last_batch=True)))
+            answers.append(_or_error(lambda: opened_batches(kernels.filter_batches(data, flags, keep_last_batch=True))))
         return answers
     finally:
         kernels._chosen = chosen

@@ -16,6 +16,7 @@ import pytest
 import zstandard
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from log_world import opened_batches
 
 from local.errors import Corrupt, InvalidRequest
 from local.format.batch_header import HEADER_BYTES, seal
@@ -244,3 +245,113 @@ def test_threads_use_contexts_of_their_own(codec):
     for each in threads:
         each.join()
     assert not wrong
+
+
+# -- rebuilding
+
+
+def rebuilt(data: bytes, keep: np.ndarray, *, by_kernels: bool) -> list[object]:
+    """Headers and records of the filtered batches, or the error."""
+    compiled.load_codecs(by_kernels)
+    try:
+        return opened_batches(kernels.filter_batches(data, keep, keep_last_batch=True))
+    except (Corrupt, InvalidRequest) as error:
+        return [type(error), error.attempt, {k: v for k, v in error.facts.items() if k != "room"}]
+    finally:
+        compiled.load_codecs()
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.tuples(st.sampled_from(sorted(FRAMES)), RECORDS), min_size=1, max_size=5),
+    st.randoms(use_true_random=False),
+    st.sampled_from([0.1, 0.5, 0.9]),
+)
+def test_rebuilt_batches_of_every_framing_hold_what_cramjam_makes_of_them(drawn, random, share):
+    data, at = b"", 0
+    for name, records in drawn:
+        plain = encode_batch(records)
+        codec, frame = FRAMES[name]
+        data += batch_of(codec, frame(plain[HEADER_BYTES:]), plain, at)
+        at += len(records)
+    keep = np.array([random.random() < share for _ in range(at)], bool)
+    ours = rebuilt(data, keep, by_kernels=True)
+    assert ours == rebuilt(data, keep, by_kernels=False)
+    assert all(header.record_count == 0 or header.codec is not Codec.NONE for header, _ in ours)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from(sorted(FRAMES)), RECORDS, CHANGES, PIECES, st.integers(0, 60))
+def test_a_rebuilt_hostile_frame_has_the_outcome_of_cramjam(name, records, changes, tail, cut):
+    plain = encode_batch(records)
+    codec, frame = FRAMES[name]
+    section = bytearray(frame(plain[HEADER_BYTES:]))
+    for place, bits in changes:
+        section[place % len(section)] ^= bits
+    data = batch_of(codec, bytes(section[: len(section) - cut] + tail), plain)
+    keep = np.arange(len(records)) % 2 == 0
+    assert rebuilt(data, keep, by_kernels=True) == rebuilt(data, keep, by_kernels=False)
+
+
+SAMPLES = st.builds(
+    lambda parts: b"".join(part * count for part, count in parts),
+    st.lists(st.tuples(st.binary(max_size=300), st.sampled_from([1, 1, 2, 7, 100, 900])), max_size=9),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from(PACKED), SAMPLES)
+@example(Codec.SNAPPY, bytes(70_000))
+@example(Codec.LZ4, bytes(65_536 - 9))
+@example(Codec.SNAPPY, bytes(np.random.default_rng(1).integers(0, 256, 40_000, np.uint8)))
+@example(Codec.LZ4, bytes(np.random.default_rng(1).integers(0, 256, 140_000, np.uint8)))
+@example(Codec.ZSTD, bytes(np.random.default_rng(1).integers(0, 256, 300_000, np.uint8)))
+@example(Codec.GZIP, bytes(np.random.default_rng(1).integers(0, 256, 300_000, np.uint8)))
+def test_other_libraries_read_the_frames_that_the_kernels_write(codec, value):
+    plain = encode_batch([(b"dead", b"", 1), (b"k", value, 2)])
+    data = batch_of(codec, compress(codec, plain[HEADER_BYTES:]), plain)
+    made = kernels.filter_batches(data, np.array([False, True]))
+    section = made[HEADER_BYTES:]
+    if codec is Codec.ZSTD:
+        records = zstandard.ZstdDecompressor().decompress(section)
+    elif codec is Codec.GZIP:
+        records = gzip.decompress(section)
+    elif codec is Codec.LZ4:
+        assert section[:7] == MAGIC_LZ4
+        records = lz4.frame.decompress(section)
+    else:
+        assert section[:16] == b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
+        records, at = b"", 16
+        while at < len(section):
+            (length,) = struct.unpack_from(">i", section, at)
+            block = bytes(cramjam.snappy.decompress_raw(section[at + 4 : at + 4 + length]))
+            assert len(block) <= 32 << 10
+            records, at = records + block, at + 4 + length
+    header = read_header(made)
+    assert header is not None
+    (found,) = kernels.decode_columns(seal(header._replace(attributes=0), records)).records()
+    assert (found.offset, found.key, found.value, found.timestamp_ms) == (1, b"k", value, 2)
+
+
+@pytest.mark.parametrize("codec", PACKED)
+def test_ordinary_batches_are_rebuilt_without_cramjam(codec, monkeypatch):
+    if codec not in FOUND:
+        pytest.skip(f"this machine has no library for {codec.name.lower()}")
+    batches = [encode_batch([(b"k", b"text" * 99, 1)] * 3, base_offset=3 * at, codec=codec) for at in range(9)]
+    asked = called(monkeypatch)
+    monkeypatch.setattr(kernels, "compress", lambda codec, data: asked.append(codec))
+    made = kernels.filter_batches(b"".join(batches), np.arange(27) % 3 == 1)
+    assert [record.offset for record in kernels.decode_columns(made).records()] == list(range(1, 27, 3))
+    assert asked == []
+
+
+@pytest.mark.parametrize("codec", PACKED)
+@pytest.mark.parametrize("room", [0, 61, 300, 70_000, 200_000])
+def test_a_rebuilt_batch_stays_inside_its_room(codec, room):
+    noise = bytes(np.random.default_rng(2).integers(0, 256, 100_000, np.uint8))
+    data = memoryview(encode_batch([(b"dead", b"", 1), (b"k", noise, 1)], codec=codec))
+    out = np.full(room + 64, 0xEE, np.uint8)
+    keep, action, first = np.array([2], np.uint8), np.full(1, 2, np.uint8), np.zeros(1, np.int64)
+    row, size = compiled.rebuild_batches(data, kernels.scan_batches(data), action, keep, first, 0, out[:room], 0, 1)
+    assert (out[room:] == 0xEE).all()
+    assert (row, size > 0) in ((0, False), (1, True))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from disk_model import ModelDisk
 
 from local import kernels
-from local.format.batch_header import BatchHeader
+from local.format.batch_header import HEADER_BYTES, BatchHeader
+from local.format.compression import Codec, decompress
 from local.format.record import Record, StoredRecord
 from local.log import Log
 from local.names import TopicPartition
@@ -32,6 +33,18 @@ def header_of(batch: bytes | bytearray | memoryview) -> BatchHeader:
     table = kernels.scan_batches(batch)
     assert table.problem is None, table.problem
     return table.row(0)
+
+
+def opened_batches(data: bytes) -> list[tuple[BatchHeader, bytes]]:
+    """Header and records of each batch, decompressed: two libraries compress the same records to different bytes."""
+    table, found = kernels.scan_batches(data), []
+    for row, at in enumerate(table.positions.tolist()):
+        header, section = table.row(row), data[at + HEADER_BYTES : at + int(table.sizes[row])]
+        if header.codec is not Codec.NONE and not header.is_legacy:
+            section = bytes(decompress(header.codec, section, 1 << 30))
+            header = header._replace(crc=0, batch_length=0)
+        found.append((header, section))
+    return found
 
 
 def read_all(log: Log, offset: int | None = None, bytes_max: int = 1000) -> list[StoredRecord]:
