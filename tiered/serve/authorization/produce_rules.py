@@ -56,27 +56,38 @@ _BROKERS_SINCE = 4  # AddPartitionsToTxn: newer versions come from brokers
 
 
 async def produce(service: Service, request: ProduceRequest, call: Call, handler: Handler) -> ProduceResponse | None:
-    """WRITE of the transactional id, and of each topic. Raises InvalidRequest for a refusal without a response."""
+    """WRITE of the transactional id, and of each topic. Raises InvalidRequest for a refusal without a response.
+
+    An unknown id is refused here: the handler may know it from a newer list.
+    """
     if _has_transaction(request) and not _may_id(service, call, request.transactional_id):
         return _unproduced(request, request.topic_data, _ID_DENIED)
     if any(each.name is None for each in request.topic_data):
-        await service.topics()  # the names of ids
+        await service.latest_topics()  # the names of ids
     topics: list[TopicProduceData] = []
-    refused: list[TopicProduceData] = []
+    refused: dict[Error, list[TopicProduceData]] = {DENIED: [], Error.UNKNOWN_TOPIC_ID: []}
     for each in request.topic_data:
         name = each.name
         if name is None and each.topic_id is not None:
             name = service.names_by_id.get(each.topic_id)
+            if name is None:
+                refused[Error.UNKNOWN_TOPIC_ID].append(each)
+                continue
         may = name is None or service.may(call, Operation.WRITE, Kind.TOPIC, name)
-        (topics if may else refused).append(each)
-    if not refused:
+        (topics if may else refused[DENIED]).append(each)
+    if len(topics) == len(request.topic_data):
         response = await handler(service, request, call)
         assert response is None or isinstance(response, ProduceResponse)
         return response
-    added = _unproduced(request, refused, DENIED)
+    added = [
+        response
+        for error, of_error in refused.items()
+        if of_error
+        for response in _unproduced(request, of_error, error).responses
+    ]
     found = await handler(service, replace(request, topic_data=tuple(topics)), call)
     assert isinstance(found, ProduceResponse)
-    return replace(found, responses=(*found.responses, *added.responses))
+    return replace(found, responses=(*found.responses, *added))
 
 
 def _has_transaction(request: ProduceRequest) -> bool:

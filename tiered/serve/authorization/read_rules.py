@@ -120,7 +120,7 @@ async def fetch(service: Service, request: FetchRequest, call: Call, handler: Ha
     A principal with a debt of bytes gets an empty response. A response is no larger than its quota allows at once.
     """
     if request.topics and any(each.topic is None for each in request.topics):
-        await service.topics()  # the names of ids
+        await service.latest_topics()  # the names of ids; `_readable` checks those of a newer list
     permitted: list[FetchTopic] = []
     refused: list[FetchTopic] = []
     for topic in request.topics:

@@ -284,6 +284,18 @@ def test_produce_needs_write_of_each_topic_and_of_the_transactional_id(ask: Any)
         ask(Api.PRODUCE, produce_of("slow", acks=0), handler, write)
 
 
+def test_records_for_an_unknown_id_are_refused_before_the_handler(ask: Any) -> None:
+    """The handler may read a newer list, with a topic of that id, which no rule has permitted."""
+    handler = Asked(produce.ProduceResponse(responses=()))
+    request = produce_of("orders", "slow")
+    topics = tuple(replace(each, name=None, topic_id=IDS[str(each.name)]) for each in request.topic_data)
+    found = ask(Api.PRODUCE, replace(request, topic_data=topics), handler, ("Write", 'topic = "*"'))
+    assert [(each.topic_id, each.partition_responses[0].error_code) for each in found.responses] == [
+        (IDS["slow"], Error.UNKNOWN_TOPIC_ID)
+    ]
+    assert [each.topic_id for each in handler.requests[-1].topic_data] == [IDS["orders"]]
+
+
 @pytest.mark.parametrize(
     ("rules", "transactional_id", "error"),
     [

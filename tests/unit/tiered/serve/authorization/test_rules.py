@@ -13,6 +13,7 @@ import pytest
 from fake_source import CALL, IDS, FakeSource
 from kafka_security import Clock
 
+from local.errors import AccessDenied
 from tiered.serve.authorization.rules import RULES, answer
 from tiered.serve.handlers.dispatch import HANDLERS
 from tiered.serve.handlers.service import Service
@@ -139,6 +140,32 @@ def test_fetch_needs_read_of_each_topic(ask: Ask, by_id: bool) -> None:
     assert results[orders].error_code is Error.NONE
     assert results[orders].records
     assert (results[slow].error_code, results[slow].records, results[slow].high_watermark) == (DENIED, (), -1)
+
+
+def test_a_fetch_by_id_has_an_error_that_clients_retry_while_no_topics_can_be_listed(tmp_path: Path) -> None:
+    """The connection stays. A list that the handler reads after all shows no topic without READ."""
+    path = tmp_path / "security.toml"
+    path.write_text(f'super.users = []\n[[acl]]\nprincipal = "User:alice"\noperations = "Read"\n{ORDERS}')
+    source = FakeSource(orders=50, slow=50)
+    service = Service(source=source, pool=ReadPool(), security=Security(str(path), Clock(), Clock()))
+    listed = source.topics
+
+    def fetched() -> dict[UUID | None, Error | int]:
+        request = fetch_of("orders", "slow", by_id=True)
+        response: Any = asyncio.run(answer(service, Api.FETCH, request, ALICE))  # type: ignore[arg-type]
+        return {each.topic_id: each.partitions[0].error_code for each in response.responses}
+
+    def fail_once() -> Any:
+        source.topics = listed  # type: ignore[method-assign]
+        raise AccessDenied("the bucket refuses")
+
+    try:
+        source.topics_error = AccessDenied("the bucket refuses")
+        assert set(fetched().values()) == {Error.KAFKA_STORAGE_ERROR}
+        source.topics_error, source.topics = None, fail_once  # type: ignore[method-assign]
+        assert fetched() == {IDS["orders"]: Error.NONE, IDS["slow"]: DENIED}
+    finally:
+        service.close()
 
 
 def test_a_quota_bounds_a_response(ask: Ask) -> None:
