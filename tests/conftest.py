@@ -10,10 +10,12 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import subprocess
 import sys
 from pathlib import Path
 from uuid import uuid4
 
+import class_archives
 import leftover_processes
 import printed_json
 import pytest
@@ -74,15 +76,15 @@ def pytest_configure(config):
     # them: compiling all tests takes a worker 15 seconds.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
-    os.environ.setdefault("SPARK_CONF_DIR", os.path.join(os.path.dirname(__file__), "spark", "conf"))
-    os.environ.setdefault(
-        "SPARK_DAEMON_JAVA_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    )  # Spark's master, worker
     if is_first:
         _use_memory_for_files()
+        for name, value in class_archives.spark_environment().items():
+            os.environ.setdefault(name, value)
     if is_first and leftover_processes.MARK not in os.environ:
         leftover_processes.end_with_run(uuid4().hex)
-    if not is_first:
+    if is_first:
+        _make_class_archives(config)
+    else:
         _begin_with_own_files(config)
 
 
@@ -95,25 +97,39 @@ def _use_memory_for_files():
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY_FILES)
 
 
+def _is_whole_run(config):
+    return [os.path.abspath(os.path.join(config.rootpath, each)) for each in config.args] == [os.path.dirname(__file__)]
+
+
+def _make_class_archives(config):
+    """Make missing archives of classes beside the first tests of a run that has tests with Spark and Kafka."""
+    if _is_whole_run(config) and not config.option.markexpr and not config.option.collectonly:
+        command = [sys.executable, class_archives.__file__]
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
 def _begin_with_own_files(config):
     """Let each worker of a whole run collect from another file on.
 
     The first import of a test module compiles it and caches the result. Workers in one order would compile each module
     at the same time. The order of the tests does not depend on the order of their collection.
     """
-    root = os.path.dirname(__file__)
-    if [os.path.abspath(os.path.join(config.rootpath, each)) for each in config.args] != [root]:
+    if not _is_whole_run(config):
         return
-    files = sorted(str(path) for path in Path(root).rglob("test_*.py"))
+    files = sorted(str(path) for path in Path(__file__).parent.rglob("test_*.py"))
     start = len(files) * int(config.workerinput["workerid"].removeprefix("gw")) // config.workerinput["workercount"]
     config.args[:] = files[start:] + files[:start]
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers():
-    """Return two workers a CPU, since many tests wait for a disk, a server or a JVM; and 4 GiB of memory for each."""
+def pytest_xdist_auto_num_workers(config):
+    """Return two workers a CPU, since many tests wait for a disk, a server or a JVM; and 4 GiB of memory for each.
+
+    Without servers few tests wait, and each worker costs the collection of all tests.
+    """
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(2 * len(os.sched_getaffinity(0)), memory_bytes >> 32))
+    cpus = len(os.sched_getaffinity(0))
+    return max(1, min(cpus + 1 if "not server" in config.option.markexpr else 2 * cpus, memory_bytes >> 32))
 
 
 @pytest.hookimpl(optionalhook=True)

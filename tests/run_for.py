@@ -47,6 +47,7 @@ def imported_files(path: Path) -> frozenset[str]:
     return frozenset(found)
 
 
+@cache
 def file_of(module: str, name: str = "") -> str:
     """The file of a product module, or of the module from which a package takes `name`; "" for other modules."""
     base = ROOT.joinpath(*module.split("."))

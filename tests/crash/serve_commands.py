@@ -25,7 +25,6 @@ TOPICS, CONFIGS = "org.apache.kafka.tools.TopicCommand", "kafka.admin.ConfigComm
 GET_OFFSETS, DELETE_RECORDS = "org.apache.kafka.tools.GetOffsetShell", "org.apache.kafka.tools.DeleteRecordsCommand"
 GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 PRODUCER, CONSUMER = "org.apache.kafka.tools.VerifiableProducer", "org.apache.kafka.tools.VerifiableConsumer"
-JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx128m")
 State = tuple[int, str]  # partitions, retention.ms
 # The S3 server of the race changes one object at a time, so on a busy machine some wait too long.
 UNAVAILABLE, NO_REPLY = 6, "no reply before the deadline"
@@ -180,7 +179,7 @@ class Java:
 
     def _words(self, tool: str, *words: str) -> list[str]:
         address = self._world.node.address
-        return [self._kafka.java, *JVM, "-cp", self._kafka.class_path, tool, "--bootstrap-server", address, *words]
+        return self._kafka.command("-Xmx128m", tool, "--bootstrap-server", address, *words)
 
     def _start(self, name: str, tool: str, *words: str) -> subprocess.Popen[bytes]:
         with (self._home / f"java-{name}.out").open("wb") as out, (self._home / f"java-{name}.err").open("wb") as err:

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from class_archives import ROOT, SHORT_RUNS, archive, options
+
 KAFKA_VERSION = "4.1.1"
 _LOG4J_VERSION = "2.24.3"  # the log4j-core of this Kafka version
 _SCALA_VERSION = "2.13"
@@ -77,6 +79,22 @@ class Kafka:
     java: str
     class_path: str
 
+    @property
+    def tools_archive(self) -> Path:
+        return archive("kafka-tools", self.java, self.class_path)
+
+    @property
+    def broker_archive(self) -> Path:
+        return archive("kafka-broker", self.java, self.class_path)
+
+    def command(self, *words: str, classes: Sequence[str] | None = None) -> list[str]:
+        """The command of a short run: options of the JVM, a class, and its arguments.
+
+        `classes` are options about the archive of classes. The default is the archive of the tools.
+        """
+        classes = options(self.tools_archive) if classes is None else classes
+        return [self.java, *SHORT_RUNS, *classes, "-cp", self.class_path, *words]
+
 
 def find_kafka() -> Kafka:
     """The pinned Kafka, downloaded on first use. Raises KafkaMissing."""
@@ -134,20 +152,19 @@ def fetch_jars(folder: str, artifacts: Sequence[tuple[str, ...]], without: Seque
 
     Raises KafkaMissing.
     """
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiered-interop"
-    jars = root / folder
+    jars = ROOT / folder
     if jars.is_dir():
         return jars
     if shutil.which("mvn") is None:
-        raise KafkaMissing(f"{folder} is not in {root} and there is no mvn to fetch it (Debian: maven)")
+        raise KafkaMissing(f"{folder} is not in {ROOT} and there is no mvn to fetch it (Debian: maven)")
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        with (root / "lock").open("w") as lock:
+        ROOT.mkdir(parents=True, exist_ok=True)
+        with (ROOT / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not jars.is_dir():
-                _download(root, jars, _dependencies(artifacts, without))
+                _download(jars, _dependencies(artifacts, without))
     except OSError as error:
-        raise KafkaMissing(f"fetching {folder} into {root}: {error}") from error
+        raise KafkaMissing(f"fetching {folder} into {ROOT}: {error}") from error
     return jars
 
 
@@ -157,8 +174,8 @@ def _dependencies(artifacts: Sequence[tuple[str, ...]], without: Sequence[tuple[
     return "".join(_DEPENDENCY.format(*each, exclusions) for each in parts)
 
 
-def _download(root: Path, jars: Path, dependencies: str) -> None:
-    with tempfile.TemporaryDirectory(dir=root) as folder:
+def _download(jars: Path, dependencies: str) -> None:
+    with tempfile.TemporaryDirectory(dir=ROOT) as folder:
         pom = Path(folder, "pom.xml")
         pom.write_text(_POM.format(dependencies=dependencies))
         # -C: a jar with another checksum is refused.

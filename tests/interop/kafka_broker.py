@@ -14,10 +14,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from class_archives import options
 from kafka_artifacts import Kafka
 
 _CLUSTER_ID = "dGllcmVkLWludGVyb3AtMQ"
-_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")  # fast start, little memory
 _START_SECONDS_MAX = 60
 _STOP_SECONDS_MAX = 60
 _TOOL_SECONDS_MAX = 120
@@ -65,13 +65,25 @@ logger.unified.level=INFO
 class KafkaBroker:
     """A broker with all its files below `home`. It runs between `start` and `stop` or `kill`."""
 
-    def __init__(self, kafka: Kafka, home: Path, *, log_dirs: Sequence[str] = ("data",), settings: str = "") -> None:
-        """`settings` are lines of server.properties, added to those of every broker of the tests."""
+    def __init__(
+        self,
+        kafka: Kafka,
+        home: Path,
+        *,
+        log_dirs: Sequence[str] = ("data",),
+        settings: str = "",
+        classes: Sequence[str] = (),
+    ) -> None:
+        """`settings` are lines of server.properties, added to those of every broker of the tests.
+
+        `classes` are options of the broker's JVM in place of those that name its archive of classes.
+        """
         self.home = home
         self.log_dirs = [home / name for name in log_dirs]
         self.address = ""
         self._more_settings = settings
         self._kafka = kafka
+        self._classes = tuple(classes) or options(kafka.broker_archive)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -99,7 +111,7 @@ class KafkaBroker:
             self._write_settings(port, controller_port)
             self.address = f"127.0.0.1:{port}"
             with (self.home / "broker.out").open("ab") as out:
-                words = self._java("-Xmx512m", "kafka.Kafka", str(self._settings))
+                words = self._java("-Xmx512m", "kafka.Kafka", str(self._settings), classes=self._classes)
                 self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
             if self._wait_until_listening(port):
                 return
@@ -140,9 +152,9 @@ class KafkaBroker:
         self._settings.write_text(lines + self._more_settings)
         (self.home / "log4j2.properties").write_text(_LOG4J.format(path=self.log_path))
 
-    def _java(self, heap: str, *words: str) -> list[str]:
+    def _java(self, *words: str, classes: Sequence[str] | None = None) -> list[str]:
         logging = f"-Dlog4j2.configurationFile={self.home / 'log4j2.properties'}"
-        return [self._kafka.java, heap, *_JVM, logging, "-cp", self._kafka.class_path, *words]
+        return self._kafka.command(logging, *words, classes=classes)
 
     def _wait_until_listening(self, port: int) -> bool:
         assert self._process is not None

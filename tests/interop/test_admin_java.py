@@ -36,7 +36,7 @@ class Tools:
     """Runs a tool against a node."""
 
     def __init__(self, kafka: Kafka, address: str) -> None:
-        self._java = [kafka.java, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", kafka.class_path]
+        self._kafka = kafka
         self._address = address
 
     def run(self, tool: str, *words: str) -> str:
@@ -51,7 +51,7 @@ class Tools:
         return done.stdout + done.stderr
 
     def _done(self, tool: str, *words: str) -> subprocess.CompletedProcess[str]:
-        command = [*self._java, tool, "--bootstrap-server", self._address, *words]
+        command = self._kafka.command(tool, "--bootstrap-server", self._address, *words)
         return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 

@@ -41,7 +41,7 @@ def lines(start: int) -> set[str]:
 def console(kafka: Kafka, address: str, out: Path) -> Iterator[subprocess.Popen[bytes]]:
     words = ["--bootstrap-server", address, "--topic", "t", "--group", GROUP, "--from-beginning"]
     settings = ["--consumer-property", "group.protocol=consumer", "--consumer-property", "group.remote.assignor=range"]
-    command = [kafka.java, "-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", kafka.class_path, CONSUMER]
+    command = kafka.command("-Xmx128m", CONSUMER)
     with out.open("wb") as file:
         process = subprocess.Popen([*command, *words, *settings], stdout=file, stderr=subprocess.DEVNULL)
         try:

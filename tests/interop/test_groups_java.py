@@ -51,8 +51,7 @@ def address(manager: LogManager) -> Iterator[str]:
 
 
 def java(kafka: Kafka, tool: str, *words: str) -> str:
-    command = [kafka.java, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", kafka.class_path, tool, *words]
-    done = subprocess.run(command, capture_output=True, timeout=200)
+    done = subprocess.run(kafka.command(tool, *words), capture_output=True, timeout=200)
     assert done.returncode == 0, done.stderr.decode(errors="replace") + done.stdout.decode(errors="replace")
     return done.stdout.decode()
 

@@ -65,9 +65,8 @@ def mirroring(mirror_maker: Kafka, home: Path, node: Node, broker: KafkaBroker) 
     escaped = EXCLUDED.replace("\\", "\\\\")  # in a file of properties
     file.write_text(SETTINGS.format(node=node.address, cluster=broker.address, topics=topics, excluded=escaped))
     log.write_text(LOGGING)
-    words = [mirror_maker.java, "-Xmx400m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-    words += [f"-Dlog4j2.configurationFile={log}", "-cp", mirror_maker.class_path]
-    words += ["org.apache.kafka.connect.mirror.MirrorMaker", str(file), "--clusters", "cluster"]
+    words = ["org.apache.kafka.connect.mirror.MirrorMaker", str(file), "--clusters", "cluster"]
+    words = mirror_maker.command("-Xmx400m", f"-Dlog4j2.configurationFile={log}", *words)
     with said.open("wb") as out:
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=home)
     try:

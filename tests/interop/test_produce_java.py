@@ -41,8 +41,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LogManager,
 
 
 def java(kafka: Kafka, tool: str, *words: str, stdin: bytes = b"") -> bytes:
-    command = [kafka.java, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", kafka.class_path, tool, *words]
-    done = subprocess.run(command, input=stdin, capture_output=True, timeout=120)
+    done = subprocess.run(kafka.command(tool, *words), input=stdin, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr.decode(errors="replace")
     return done.stdout
 

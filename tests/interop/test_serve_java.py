@@ -36,8 +36,7 @@ def address(bucket: RemoteLog) -> Iterator[str]:
 
 
 def _java(kafka: Kafka, tool: str, *words: str) -> bytes:
-    command = [kafka.java, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", kafka.class_path, tool, *words]
-    done = subprocess.run(command, capture_output=True, timeout=120)
+    done = subprocess.run(kafka.command(tool, *words), capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr.decode(errors="replace")
     return done.stdout
 

@@ -87,8 +87,7 @@ def test_a_script_of_requests_gets_the_responses_of_a_broker(
 
 
 def java(kafka: Kafka, tool: str, *words: str) -> str:
-    command = [kafka.java, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", kafka.class_path, tool, *words]
-    done = subprocess.run(command, capture_output=True, timeout=120)
+    done = subprocess.run(kafka.command(tool, *words), capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr.decode(errors="replace") + done.stdout.decode(errors="replace")
     return done.stdout.decode()
 

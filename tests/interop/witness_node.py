@@ -93,7 +93,7 @@ def witness_node(home: Path) -> Iterator[Node]:
 
 def run_java(kafka: Kafka, program: str, *words: str, stdin: bytes = b"") -> bytes:
     """The stdout of a class, or of a source file, with Kafka on its class path. Fails the test if it fails."""
-    command = [kafka.java, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "-cp", kafka.class_path]
-    done = subprocess.run([*command, program, *words], input=stdin, capture_output=True, timeout=_PROGRAM_SECONDS_MAX)
+    command = kafka.command("-Xmx256m", program, *words)
+    done = subprocess.run(command, input=stdin, capture_output=True, timeout=_PROGRAM_SECONDS_MAX)
     assert done.returncode == 0, (done.stderr + done.stdout).decode(errors="replace")[-6000:]
     return done.stdout

@@ -19,6 +19,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from json_schemas import COMMANDS as JSON_COMMANDS
 from json_schemas import SCHEMAS, schema_text
+from source_files import ROOT, calls, trees
 
 from local import errors
 from local.verify.findings import CATALOG, CODES, FindingCode, finding
@@ -30,7 +31,6 @@ from tiered.spark.options import TABLE as SPARK_OPTIONS
 from tiered.spark.options import Option, Use
 from tiered.spark.source.task import TYPES
 
-ROOT = Path(__file__).parents[3]
 SETTINGS = ROOT / "docs" / "reference" / "settings.md"
 EXIT_CODES = ROOT / "docs" / "reference" / "exit-codes.md"
 DEEP_TESTS = ROOT / "docs" / "reference" / "deep-tests.md"
@@ -249,7 +249,8 @@ def render_deep_tests() -> str:
 
 def deep_marks(path: Path) -> Iterator[tuple[str, str]]:
     """Each deep test of a file, or `all` if the file is marked, with the marker's text."""
-    for node in ast.parse(path.read_text()).body:
+    text = path.read_text()
+    for node in ast.parse(text).body if "mark.deep" in text else ():
         name = getattr(node, "name", "all")
         for text in re.findall(r"mark\.deep\([\'\"]([^\'\"]+)", _decorators(node)):
             yield (f"`{name}`" if name != "all" else name), text
@@ -307,8 +308,8 @@ def test_findings_page_equals_the_generated_page() -> None:
 
 def test_the_catalog_of_findings_has_the_codes_of_the_checks_and_no_other() -> None:
     named = set()
-    for path in (each for package in ("local", "remote", "tiered") for each in (ROOT / package).rglob("*.py")):
-        for call in (each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.Call)):
+    for path, tree in trees(r"\b(finding|Rule)\("):
+        for call in calls(tree):
             if getattr(call.func, "id", getattr(call.func, "attr", "")) in ("finding", "Rule"):
                 assert not isinstance(call.args[0], ast.JoinedStr), f"a code is a literal: {path}:{call.lineno}"
                 named |= {each.value for each in ast.walk(call.args[0]) if isinstance(each, ast.Constant)}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import pickle
-from pathlib import Path
 
 import pytest
 from manager_world import NOW
+from source_files import ROOT, trees
 
 from local.errors import AccessDenied, ErrorCode, InvalidRequest, LogError, NotFound, Unavailable
 from policies.decisions import CopySegment
@@ -17,7 +17,6 @@ from tiered.maintenance.remote_tasks import next_copier_turn
 from tiered.node.problems import WorkJournal
 from tiered.status.status_report import _SET_CLOCK, _of_node
 
-ROOT = Path(__file__).parents[3]
 TEXTS = frozenset({"reason", "attempt", "message", "why", "what", "text", "problem", "trouble", "next_step"})
 
 
@@ -44,15 +43,13 @@ FOREIGN = ("remote/store/hdfs_store.py", "_NOT_A_DIRECTORY in str(error)")  # th
 
 def test_no_module_branches_on_the_text_of_a_message() -> None:
     found = []
-    for package in ("local", "remote", "policies", "tiered"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            name, text = str(path.relative_to(ROOT)), path.read_text()
-            lines = text.splitlines()
-            found += [
-                f"{name}:{line}"
-                for line in _branches_on_text(ast.parse(text))
-                if not (name == FOREIGN[0] and FOREIGN[1] in lines[line - 1])
-            ]
+    for name, tree in trees(rf"str\(error\)|\.({'|'.join(TEXTS)})\b"):
+        lines = (ROOT / name).read_text().splitlines()
+        found += [
+            f"{name}:{line}"
+            for line in _branches_on_text(tree)
+            if not (name == FOREIGN[0] and FOREIGN[1] in lines[line - 1])
+        ]
     assert found == []
 
 

@@ -5,24 +5,21 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
+
+from source_files import calls, trees
 
 import remote.gc
 from remote.gc.object_deletion import DeleteReason
 
-ROOT = Path(__file__).parents[4]
 STORE_DELETE = re.compile(r"(^|[._])store\.delete$")
 DOOR = re.compile(r"(^|\.)(delete_objects|delete_unlinked)$")
 STORES = "remote/store/"
 
 
 def modules_with_a_call(callee: re.Pattern[str]) -> Iterator[str]:
-    for package in ("remote", "tiered"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            name = path.relative_to(ROOT).as_posix()
-            calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
-            if not name.startswith(STORES) and any(callee.search(ast.unparse(call.func)) for call in calls):
-                yield name.removesuffix(".py").replace("/", ".")
+    for name, tree in trees(r"delete(_objects|_unlinked)?\(", ("remote", "tiered")):
+        if not name.startswith(STORES) and any(callee.search(ast.unparse(call.func)) for call in calls(tree)):
+            yield name.removesuffix(".py").replace("/", ".")
 
 
 def test_only_object_deletion_calls_the_delete_of_a_store() -> None:

@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 
 from remote_samples import manifest, stored_row
+from source_files import trees
 
 from remote.manifest.manifest import encode_manifest
 
 ROOT = Path(__file__).parents[4]
-MODULES = [path for room in ("local", "remote", "policies", "tiered") for path in sorted((ROOT / room).rglob("*.py"))]
 _BUILTIN = {"dict", "list", "tuple", "str", "int", "bytes", "float", "bool", "object"}
 
 PROGRAM = """
@@ -42,10 +42,10 @@ sys.exit(len(failed))
 """
 
 
-def made_when_called(source: str) -> list[int]:
+def made_when_called(tree: ast.Module) -> list[int]:
     """The lines of functions that decode into a class of this project without a decoder from the import."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "decode":
             for given in node.keywords:
                 names = {each.id for each in ast.walk(given.value) if isinstance(each, ast.Name)}
@@ -54,9 +54,8 @@ def made_when_called(source: str) -> list[int]:
     return found
 
 
-def converted_unprepared(source: str) -> list[int]:
+def converted_unprepared(tree: ast.Module) -> list[int]:
     """The lines that convert into a class of this project without a decoder from the import."""
-    tree = ast.parse(source)
     prepared = {
         each.id
         for statement in tree.body
@@ -77,15 +76,17 @@ def test_the_search_for_late_decoders_finds_an_example() -> None:
     source = (
         "def f(b):\n    g = msgspec.json.decode(b, type=dict[str, int])\n    return msgspec.json.decode(b, type=Head)\n"
     )
-    assert made_when_called(source) == [3]
+    assert made_when_called(ast.parse(source)) == [3]
     source = "def f(b):\n    msgspec.convert(b, dict[str, object])\n    return msgspec.convert(b, Prices)\n"
-    assert converted_unprepared(source) == [3]
-    assert converted_unprepared("_PRICES = msgspec.json.Decoder(Prices)\n" + source) == []
+    assert converted_unprepared(ast.parse(source)) == [3]
+    assert converted_unprepared(ast.parse("_PRICES = msgspec.json.Decoder(Prices)\n" + source)) == []
 
 
 def test_every_decoder_is_created_when_its_module_is_imported() -> None:
-    found = {path: made_when_called(path.read_text()) + converted_unprepared(path.read_text()) for path in MODULES}
-    assert {str(path): lines for path, lines in found.items() if lines} == {}
+    decoding = trees(r"\.decode\(|msgspec\.convert")
+    found = {name: made_when_called(tree) + converted_unprepared(tree) for name, tree in decoding}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+    assert len(found) > 10
 
 
 def test_eight_threads_decode_the_first_manifest_of_a_process() -> None:

@@ -7,7 +7,6 @@ has no command.
 
 from __future__ import annotations
 
-import ast
 import base64
 import json
 from collections.abc import Callable
@@ -16,11 +15,11 @@ from pathlib import Path
 
 import pytest
 from external_samples import put_log, write_log
+from source_files import calls, trees
 from test_adopting import NAME as ADOPTED
 from test_adopting import Broker
 from test_ingest import manifest, plan, write
 
-import tiered
 from local.errors import InvalidRequest
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
@@ -385,13 +384,13 @@ def test_rewritten_entry_has_the_storage_class_of_the_opened_store(stored: str |
 def test_no_writer_constructs_its_own_object_encoding() -> None:
     """`ObjectEncoding` is constructed in two modules only, and every upload of a segment is given one."""
     makers, bare = set(), []
-    for path in Path(tiered.__file__).parent.rglob("*.py"):
-        for call in (each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.Call)):
-            name = call.func.id if isinstance(call.func, ast.Name) else ""
+    for path, tree in trees(r"ObjectEncoding\(|copy_segment\(", ("tiered",)):
+        for call in calls(tree):
+            name = getattr(call.func, "id", "")
             if name == "ObjectEncoding":
-                makers.add(path.stem)
+                makers.add(Path(path).stem)
             if name == "copy_segment" and "object_encoding" not in {word.arg for word in call.keywords}:
-                bare.append(f"{path.stem}:{call.lineno}")
+                bare.append(f"{path}:{call.lineno}")
     assert makers == {"config", "object_encoding"}
     assert bare == []
 

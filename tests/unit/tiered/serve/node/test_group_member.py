@@ -269,7 +269,7 @@ def test_a_group_of_the_classic_protocol_is_refused_with_the_next_step(
     with running(home), connected(home) as node, connected(home) as other:
         joining = JoinGroupRequest(
             group_id="g",
-            session_timeout_ms=10_000,
+            session_timeout_ms=300_000,
             protocol_type="consumer",
             protocols=(JoinGroupRequestProtocol(name="range", metadata=b""),),
         )

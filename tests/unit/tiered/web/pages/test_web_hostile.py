@@ -348,7 +348,7 @@ def test_oversized_form_is_refused_before_it_is_read() -> None:
         assert client.answer()[0] == 400
 
 
-def test_hanging_answers_cost_waiting_clients_at_most_the_limit() -> None:
+def test_hanging_answers_cost_waiting_clients_at_most_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on = threading.Event()
 
     def hanging() -> tuple[HTTPStatus, str, str]:
@@ -364,6 +364,7 @@ def test_hanging_answers_cost_waiting_clients_at_most_the_limit() -> None:
             *["cannot reply, too many other replies are in progress"] * 3,
         ]
         goes_on.set()
+        monkeypatch.setattr(answering, "_limit_s", LIMIT_S)
         while (await asyncio.gather(answering.of(lambda: echo("/")), return_exceptions=True)) != [echo("/")]:
             pass  # until the two hanging answers have ended
         assert await asyncio.gather(*(answering.of(lambda: echo("/x")) for _ in range(100))) == [echo("/x")] * 100
