@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from bad_arguments import Case, cases, leaves, right_words, some_cases
+from run_profile import BAD_VALUES
 
 from tiered.cli.errors import Exit
 from tiered.cli.main import invoke
@@ -101,11 +102,11 @@ def test_invalid_values_are_refused_in_one_line_and_change_nothing(
         return found.out, found.err
 
     with node(tmp_path) as (port, bucket):
-        chosen = some_cases(port, bucket, of_each=2, seed=7)
+        chosen = some_cases(port, bucket, of_each=BAD_VALUES, seed=7)
         told()
         found = {str(case): bad for case in chosen if (bad := wrongs(case, tmp_path, told))}
     assert not found
-    assert len(chosen) > 400
+    assert len(chosen) > 200 * BAD_VALUES
     assert {case.command for case in chosen} >= {name for name, command in leaves() if command.params} - {"bench"}
 
 

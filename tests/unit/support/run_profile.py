@@ -62,28 +62,32 @@ def seeds(deep: int) -> range:
 
 # --- drawn cases ------------------------------------------------------------------------------------------------------
 
-DRAWN_DIVISOR = 8  # the plain profile draws an eighth of the examples and seeds
+DRAWN_DIVISOR = 12  # the plain profile draws a twelfth of the examples and seeds
 EXAMPLES = examples(100)  # of a test without a number of its own
 
 # --- tests/crash ------------------------------------------------------------------------------------------------------
 
-CALL_STRIDE = by_profile(plain=37, deep=1)  # of the store calls and disk effects that a sweep breaks, one by one
-CRASH_STATES = by_profile(plain=60, deep=1_000)  # distinct disk states of a share of test_log_crashes.py
-CRASH_STATES_OWN = by_profile(plain=24, deep=1_000)  # at most so many of one program; the others are of its recoveries
-CRASH_STATES_SOUND = by_profile(plain=40, deep=300)  # of each program without a planted bug
-FAULT_STRIDE = by_profile(plain=97, deep=3)  # of (call, kind of fault) of test_fault_kinds.py
-FAULT_STRIDE_ENCRYPTED = by_profile(plain=199, deep=15)
+CALL_STRIDE = by_profile(plain=61, deep=1)  # of the store calls and disk effects that a sweep breaks, one by one
+CRASH_STATES = by_profile(plain=40, deep=600)  # distinct disk states of a share of test_log_crashes.py
+CRASH_STATES_OWN = by_profile(plain=16, deep=600)  # at most so many of one program; the others are of its recoveries
+CRASH_STATES_SOUND = by_profile(plain=24, deep=200)  # of each program without a planted bug
+FAULT_STRIDE = by_profile(plain=151, deep=4)  # of (call, kind of fault) of test_fault_kinds.py
+FAULT_STRIDE_ENCRYPTED = by_profile(plain=307, deep=20)
 FAULT_SEEDS = by_profile(plain=1, deep=3)  # several faults in one flow
-REWRITING_SEEDS = by_profile(plain=2, deep=15)
+REWRITING_SEEDS = by_profile(plain=1, deep=10)
 RACE_SEEDS = range(0, 320, by_profile(plain=16, deep=1))
 RACE_SEEDS_OF_FORKS = by_profile(plain=3, deep=8)
-ROT_CASES = by_profile(plain=36, deep=480)  # damaged buckets, of all topics together
-PAGED_CALL_STRIDE = by_profile(plain=5, deep=1)  # of the calls of the commit protocol with pages
+ROT_CASES = by_profile(plain=24, deep=360)  # damaged buckets, of all topics together
+PAGED_CALL_STRIDE = by_profile(plain=9, deep=1)  # of the calls of the commit protocol with pages
 CREATION_STATES = by_profile(plain=1, deep=3)  # crash states at each effect of a topic's creation
+
+# --- tests/unit -------------------------------------------------------------------------------------------------------
+
+BAD_VALUES = by_profile(plain=1, deep=2)  # of each option and argument of each command
 
 # --- tests/property ---------------------------------------------------------------------------------------------------
 
-HOSTILE_STRIDE = by_profile(plain=10, deep=2)  # of the seeds of which every byte is changed
+HOSTILE_STRIDE = by_profile(plain=15, deep=3)  # of the seeds of which every byte is changed
 
 # --- processes --------------------------------------------------------------------------------------------------------
 

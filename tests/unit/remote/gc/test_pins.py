@@ -180,6 +180,7 @@ def test_the_watch_frees_at_most_what_a_fresh_listing_frees_and_the_same_in_time
     assert watch.free(left, sequence=sequence, now_ms=now) == truth(now)
 
 
+@pytest.mark.deep("a year of expiry")
 def test_a_log_whose_segments_expire_all_the_time_lists_pins_once_a_day():
     world = World()
     with world.open() as manager:

@@ -205,6 +205,7 @@ def test_a_manifest_with_wrong_json_types_raises_corrupt():
             assert decode_manifest(encode_manifest(found), PREFIX) == found
 
 
+@pytest.mark.deep("a manifest of sixty thousand entries")
 def test_a_manifest_of_sixty_thousand_entries_is_validated_to_the_end():
     entries = []
     for at in range(60_000):

@@ -331,6 +331,7 @@ GRID: dict[str, tuple[int | str, ...]] = {
 }
 
 
+@pytest.mark.deep("all combinations of settings")
 def test_no_combination_saves_much_more_than_the_two_named_levers():
     """Prices every combination of one or two settings of the grid.
     1. No single change saves more than the first lever.

@@ -11,6 +11,7 @@ from functools import cache
 import pytest
 from fault_store import Fault, FaultStore, Killed
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
+from run_profile import deep_only
 
 from local.errors import Unavailable
 from policies.retention import UNLINKED_MAX
@@ -126,7 +127,7 @@ def _parts(body: bytes) -> str:
     return f"segments={len(manifest.segments)} unlinked={len(manifest.pending_deletes)} spills={len(manifest.pages)}"
 
 
-@pytest.mark.parametrize("how", ["time", "size", "delete-records"])
+@pytest.mark.parametrize("how", ["time", *deep_only("size", "delete-records")])
 def test_manifest_stays_below_its_limit_while_thousands_of_entries_expire(how: str) -> None:
     world = filled(ROWS)
     seen: set[str] = set()
@@ -174,6 +175,7 @@ def test_pinned_objects_are_kept_after_their_pages_are_unlinked() -> None:
     assert others(world.store) == set()
 
 
+@pytest.mark.deep("thousands of entries that expire one by one")
 def test_gradual_expiry_waits_for_room_in_the_manifest_and_is_visible_at_once() -> None:
     """The grace period is much longer than the time in which all entries expire."""
     world = filled(SOME_ROWS, step_ms=1000)
