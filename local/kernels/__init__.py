@@ -7,6 +7,7 @@ from local.format.compression import INFLATED_BYTES_MAX as INFLATED_BYTES_MAX
 from local.kernels.dispatch import REBUILT_PART_BYTES as REBUILT_PART_BYTES
 from local.kernels.dispatch import STEP_BYTES as STEP_BYTES
 from local.kernels.dispatch import KeyMap as KeyMap
+from local.kernels.dispatch import compress_section as compress_section
 from local.kernels.dispatch import count_bits as count_bits
 from local.kernels.dispatch import cut_columns as cut_columns
 from local.kernels.dispatch import decode_columns as decode_columns

@@ -42,7 +42,7 @@ cdef enum:
     SNAPPY = 2
     LZ4 = 3
     REFUSED = -1
-    GZIP_LEVEL = 6
+    GZIP_LEVEL = 5  # of libdeflate: its output is as small as zlib's of level 6, Kafka's default
     ZSTD_LEVEL = 3
     ZSTD_BLOCK = 131072
     ZSTD_WINDOW_BITS = 27  # frames from this window on are refused
@@ -285,6 +285,21 @@ def inflate_batches(
             row += 1
     given_back(codecs)
     return row, used
+
+
+def compress_section(int codec, data):
+    """The records as a frame of Kafka's default level; None if this module does not write the codec."""
+    cdef const uint8_t[::1] view = data
+    cdef int64_t length = view.shape[0], size
+    cdef const uint8_t *bytes_ = &view[0] if length else NULL
+    cdef Codecs codecs = taken()
+    cdef int64_t room = codecs.write_bound(codec, length)
+    cdef object made = PyBytes_FromStringAndSize(NULL, room)
+    cdef uint8_t *out = <uint8_t *>PyBytes_AS_STRING(made)
+    with nogil:
+        size = codecs.write(codec, bytes_, length, out, room)
+    given_back(codecs)
+    return None if size < 0 else made[:size]
 
 
 cdef inline int64_t little32(const uint8_t *at) noexcept nogil:

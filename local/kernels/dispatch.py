@@ -55,7 +55,7 @@ from local.format.columns import (
     scan_messages,
     without_messages,
 )
-from local.format.compression import INFLATED_BYTES_MAX, Codec, compress, decompress
+from local.format.compression import INFLATED_BYTES_MAX, Codec, check_level, compress, decompress
 from local.kernels import pure_kernels
 from local.kernels.pure_kernels import DROP, EMPTY, REBASE, REBUILD, VERBATIM
 
@@ -124,12 +124,8 @@ def decode_columns(
     rows = np.minimum(table.record_counts[:done], (ends - starts) // RECORD_BYTES_MIN)[packed[:done]].sum()
     if max(ends[-1], rows * COLUMNS_ROW_BYTES) > DECOMPRESSED_BYTES_MAX:
         where = {"at": int(table.positions[done - 1]), "base_offset": int(table.base_offsets[done - 1])}
-        raise InvalidRequest(
-            "the batches decompress to more than the limit of one call; decode them in steps",
-            limit=DECOMPRESSED_BYTES_MAX,
-            batches=len(table),
-            **where,
-        )
+        attempt = "the batches decompress to more than the limit of one call; decode them in steps"
+        raise InvalidRequest(attempt, limit=DECOMPRESSED_BYTES_MAX, batches=len(table), **where)
     return _chosen.decode_batches(arena, table, starts, ends, verify=False, include_control=include_control)
 
 
@@ -181,6 +177,14 @@ def gather(data: Buffer, starts: Longs, lengths: Ints) -> tuple[Ints, Octets]:
     """
     starts, lengths = np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(lengths, np.int32)
     return _chosen.gather(_bytes_of(data), starts, lengths)
+
+
+def compress_section(codec: Codec, plain: Buffer, level: int | None = None) -> bytes:
+    """The records of a batch in the codec's framing. Raises as `local.format.compression.compress`."""
+    view, write = _bytes_of(plain), getattr(_chosen, "compress_section", None)
+    is_default = check_level(codec, level) == check_level(codec, None)
+    made = write(codec, view) if write and is_default and len(view) <= INFLATED_BYTES_MAX else None
+    return compress(codec, view, level) if made is None else bytes(made)
 
 
 def encode_plain_batch(records: Sequence[tuple[object, ...]], fields: BatchFields) -> bytes:
@@ -504,7 +508,7 @@ def _apart(view: memoryview, table: BatchTable, row: int, keep: Octets, firsts: 
     changed = read_header(rebuilt)
     if header.codec is Codec.NONE or changed is None:
         return bytes(rebuilt)
-    packed = compress(header.codec, rebuilt[HEADER_BYTES:])
+    packed = compress_section(header.codec, rebuilt[HEADER_BYTES:])
     return seal(changed._replace(attributes=changed.attributes | (header.attributes & CODEC_BITS)), packed)
 
 

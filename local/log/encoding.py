@@ -22,7 +22,7 @@ from local import kernels
 from local.errors import InvalidRequest
 from local.format.batch_header import HEADER_BYTES, LOG_APPEND_TIME, read_header, seal
 from local.format.columns import Longs
-from local.format.compression import Codec, compress
+from local.format.compression import Codec
 from local.format.record import Record, TimestampType
 from local.log.producer_state import Producer
 from local.names import TopicPartition
@@ -233,7 +233,7 @@ def _compressed(append: _Append, cut: Cut) -> Iterator[memoryview]:
         header = read_header(plain)
         assert header is not None, "just encoded"
         header = header._replace(attributes=header.attributes | settings.compression)
-        section = compress(settings.compression, plain[HEADER_BYTES:], settings.compression_level)
+        section = kernels.compress_section(settings.compression, plain[HEADER_BYTES:], settings.compression_level)
         batch = memoryview(bytearray(seal(header, section)))
         if len(batch) <= append.limit or end - first == 1:
             yield batch

@@ -25,7 +25,7 @@ from local.format.batch_header import (
     read_header,
     seal,
 )
-from local.format.compression import Codec, compress
+from local.format.compression import Codec
 from local.format.record import TimestampType
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ def encode_batch(
     plain = kernels.encode_plain_batch(records, (*fields[:2], attributes & ~CODEC_BITS, *fields[3:]))
     header = read_header(plain)
     assert header is not None
-    return seal(header._replace(attributes=attributes), compress(codec, memoryview(plain)[HEADER_BYTES:], level))
+    section = kernels.compress_section(codec, memoryview(plain)[HEADER_BYTES:], level)
+    return seal(header._replace(attributes=attributes), section)
 
 
 def encode_marker(

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from log_world import opened_batches
 
 from local.errors import Corrupt, InvalidRequest
+from local.format import compression
 from local.format.batch_header import HEADER_BYTES, seal
 from local.format.columns import COLUMN_DTYPES
-from local.format.compression import Codec, compress
+from local.format.compression import LEVELS, Codec, compress, decompress
 from local.format.record import Record
 from local.kernels import dispatch as kernels
 from local.records.batch import encode_batch, read_header
@@ -355,3 +356,37 @@ def test_a_rebuilt_batch_stays_inside_its_room(codec, room):
     row, size = compiled.rebuild_batches(data, kernels.scan_batches(data), action, keep, first, 0, out[:room], 0, 1)
     assert (out[room:] == 0xEE).all()
     assert (row, size > 0) in ((0, False), (1, True))
+
+
+@pytest.mark.parametrize("codec", PACKED)
+def test_appended_batches_are_compressed_without_cramjam_at_the_default_level_alone(codec, monkeypatch):
+    if codec not in FOUND:
+        pytest.skip(f"this machine has no library for {codec.name.lower()}")
+    asked: list[int | None] = []
+    real = kernels.compress
+    monkeypatch.setattr(kernels, "compress", lambda codec, data, level: asked.append(level) or real(codec, data, level))
+    data = b"some text " * 9000
+    default = LEVELS[codec][0] if codec in LEVELS else None
+    for level in (None, default):
+        assert bytes(decompress(codec, kernels.compress_section(codec, data, level), len(data))) == data
+    assert asked == []
+    if codec in LEVELS:
+        assert bytes(decompress(codec, kernels.compress_section(codec, data, 4), len(data))) == data
+        assert asked == [4]
+        with pytest.raises(InvalidRequest, match="level"):
+            kernels.compress_section(codec, data, 99)
+
+
+@pytest.mark.parametrize("codec", Codec)
+@pytest.mark.parametrize("size_bytes", [0, 1, 15, 32_767, 32_769, 65_536, 200_000])
+def test_sections_of_every_size_are_compressed_and_read_again(codec, size_bytes):
+    noise = bytes(np.random.default_rng(3).integers(0, 256, size_bytes, np.uint8))
+    for data in (noise, bytes(size_bytes)):
+        assert bytes(decompress(codec, kernels.compress_section(codec, data), size_bytes)) == data
+
+
+def test_more_than_the_limit_of_a_batch_is_refused_when_it_is_compressed(monkeypatch):
+    monkeypatch.setattr(kernels, "INFLATED_BYTES_MAX", 1000)
+    monkeypatch.setattr(compression, "INFLATED_BYTES_MAX", 1000)
+    with pytest.raises(InvalidRequest, match="inflated_bytes_max=1000"):
+        kernels.compress_section(Codec.ZSTD, bytes(1001))

@@ -54,7 +54,7 @@ from local.format.batch_header import (
     seal,
 )
 from local.format.columns import COLUMNS_ROW_BYTES, Columns
-from local.format.compression import Codec, compress, decompress
+from local.format.compression import Codec, decompress
 from local.format.crc32c import crc32c
 from local.format.record import TimestampType
 from local.names import TopicPartition
@@ -206,7 +206,7 @@ class _Check:
         raise self.refused(error, "records are refused", count=len(found), message=told, records=errors)
 
     def _recompressed(self, header: BatchHeader, codec: Codec, plain: memoryview) -> memoryview:
-        section = compress(codec, plain[HEADER_BYTES:], self.settings.compression_level)
+        section = kernels.compress_section(codec, plain[HEADER_BYTES:], self.settings.compression_level)
         header = header._replace(attributes=header.attributes & ~CODEC_BITS | codec)
         return memoryview(bytearray(seal(header, section)))
 
