@@ -306,6 +306,10 @@ cdef inline int64_t little32(const uint8_t *at) noexcept nogil:
     return <int64_t>at[0] | <int64_t>at[1] << 8 | <int64_t>at[2] << 16 | <int64_t>at[3] << 24
 
 
+cdef inline uint64_t little64(const uint8_t *at) noexcept nogil:
+    return <uint64_t>little32(at) | <uint64_t>little32(at + 4) << 32
+
+
 # -- zstd, source: RFC 8878
 
 cdef int64_t zstd_bound(const uint8_t *data, int64_t length) noexcept nogil:
@@ -572,7 +576,7 @@ cdef int64_t write_snappy_block(const uint8_t *data, int64_t length, uint8_t *ou
     cdef uint8_t *to = out
     cdef int64_t at = 1, done = 0, stop = length - SNAPPY_TAIL, found, matched
     cdef uint32_t misses, word, hashed
-    cdef uint64_t one, other
+    cdef uint64_t differing
     word = <uint32_t>length
     while word > 0x7F:
         to[0] = <uint8_t>(word | 0x80)
@@ -594,14 +598,19 @@ cdef int64_t write_snappy_block(const uint8_t *data, int64_t length, uint8_t *ou
         misses = 32
         matched = 4
         while at + matched + 8 <= length:
-            memcpy(&one, data + found + matched, 8)
-            memcpy(&other, data + at + matched, 8)
-            if one != other:
+            differing = little64(data + found + matched) ^ little64(data + at + matched)
+            if differing:  # its lowest set bit is in the first byte that differs
+                matched += (TIERED_BITS(differing & (0 - differing)) - 1) >> 3
                 break
             matched += 8
         while at + matched < length and data[found + matched] == data[at + matched]:
             matched += 1
-        to = put_literal(to, data + done, at - done)
+        if 0 < at - done <= 16:  # the block has 16 bytes from here on, and `out` has room for them
+            to[0] = <uint8_t>(at - done - 1 << 2)
+            memcpy(to + 1, data + done, 16)
+            to += 1 + at - done
+        else:
+            to = put_literal(to, data + done, at - done)
         to = put_copy(to, at - found, matched)
         at += matched
         done = at
