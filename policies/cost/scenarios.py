@@ -52,7 +52,6 @@ class Scenario:
     retention_ms: int | None = None
     local_retention_ms: int | None = None
     segment_bytes: int | None = None
-    part_bytes: int | None = None
     compression: str | None = None
     storage_class: str | None = None
     read_share: float | None = None
@@ -113,9 +112,7 @@ def changed(stream: Stream, variant: Scenario) -> Stream:
     whole = rules.log_limits.ms
     if whole is not None and (rules.local_retention_ms is None or rules.local_retention_ms > whole):
         rules = replace(rules, local_retention_ms=whole)
-    sizes = {"segment_bytes": variant.segment_bytes, "part_bytes": variant.part_bytes}
-    changed_sizes: dict[str, Any] = {field: size for field, size in sizes.items() if size is not None}
-    workload = replace(workload, **changed_sizes)
+    workload = replace(workload, segment_bytes=variant.segment_bytes or workload.segment_bytes)
     if variant.compression is not None:
         share = 1.0 if variant.compression == "none" else min(1.0, stream.zstd_share or 1.0)
         workload = replace(workload, stored_share=share)

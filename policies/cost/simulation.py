@@ -22,14 +22,14 @@ from typing import NamedTuple
 from policies.compaction import is_dirty_enough
 from policies.copy_lag import NEVER, copy_due_ms
 from policies.cost.storage_cost import DAY_MS, upload_requests
-from policies.cost.workload import RANGE_BYTES, Counts, Reads, Simulated, Workload, idle_roll
+from policies.cost.workload import CELL_BYTES, RANGE_BYTES, Counts, Reads, Simulated, Workload, idle_roll
 from policies.retention import MANIFESTS_AT_ONCE, MANIFESTS_RETAINED, PAGES_DELETED_MAX, collectable_upto
 from policies.rules import PartitionRules, deletion_due_ms, local_expiry_ms, remote_expiry_ms
 from policies.tiering import completes_commit
 from remote.manifest.page_out import PageRule
 from remote.store import LIST_PAGE
 
-__all__ = ["RANGE_BYTES", "Counts", "Reads", "Schedule", "Simulated", "Workload", "simulate"]
+__all__ = ["CELL_BYTES", "RANGE_BYTES", "Counts", "Reads", "Schedule", "Simulated", "Workload", "simulate"]
 
 BOUNDARY_BYTES = 47
 PINS_LAG_MS = 10 * 60_000  # a listing of pins covers objects unlinked before this lag (`remote.gc.pins`)
@@ -331,7 +331,7 @@ class _Readers:
         # An average for readers that are no stream: the ends of their ranges depend on the batches.
         ranges = max(1.0, stored / reads.range_bytes)
         if reads.is_stream:
-            ranges = max(1, ceil(stored / RANGE_BYTES)) + (reads.begins / segments if segments else 0)
+            ranges = max(1, ceil(stored / CELL_BYTES)) + (reads.begins / segments if segments else 0)
         counts.lists += 2 * opened
         counts.gets += (3 + len(bucket.pages)) * opened + segments * (1 + ranges)
         counts.data_gets += segments * ranges

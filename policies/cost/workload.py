@@ -10,6 +10,7 @@ from remote.segment_entry import PART_BYTES
 
 PAUSES_LOOKED_AT = 200  # pauses between batches, to count in how many of them a maintenance pass finds an idle segment
 RANGE_BYTES = 8 << 20  # size of one GET of a long read (`remote.fetch.range_reader`)
+CELL_BYTES = 16 << 20  # size of one GET of a stream with its full window (`remote.fetch.read_ahead`)
 
 # Costs that no simulation counts, shown with every simulation; docs/explanation/cost-model.md explains each item.
 OUTSIDE = (
@@ -33,7 +34,7 @@ class Reads:
     share: float = 1.0  # below 1 it stands for many readers of single segments
     oldest_ms: int | None = None
     range_bytes: int = RANGE_BYTES  # average size of a GET of data
-    is_stream: bool = False  # one reader reads everything in cells of RANGE_BYTES, not `range_bytes`
+    is_stream: bool = False  # one reader reads everything in cells of CELL_BYTES, not `range_bytes`
     begins: float = 0.0  # extra GETs of a stream before its read-ahead starts
     is_managers: bool = False  # the manager reads: it knows the manifest, prefers the local tier, caches each segment
 

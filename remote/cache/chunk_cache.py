@@ -56,19 +56,22 @@ class ChunkCache:
         self._flights: dict[Any, _Flight] = {}
         self.size_bytes = 0
         self._left = 0
+        self._loading_bytes = 0  # of loads that reserved their memory
+        self.streams = 0  # sequential readers that share the memory
         self.hits = self.misses = 0  # statistics: keys cached or being loaded, and all other keys
 
-    def fetch(self, wanted: Sequence[K], load: Loader[K, V]) -> list[V]:
+    def fetch(self, wanted: Sequence[K], load: Loader[K, V], *, reserved_bytes: int = 0) -> list[V]:
         """The value of every key in `wanted`, in order. Errors of `load` pass through.
 
+        `reserved_bytes` are evicted before the load, so that it and the cache together have at most `bytes_max`.
         `load` gets the keys that are neither cached nor being loaded by another reader. After another reader's failed
         load this reader loads by itself at once: otherwise the readers of a hanging store would queue, each until its
         deadline.
         """
         found: dict[K, V] = {}
-        mine, theirs = self._claim(wanted, found)
+        mine, theirs = self._claim(wanted, found, reserved_bytes)
         if mine:
-            found.update(self._load(mine, load))
+            found.update(self._load(mine, load, reserved_bytes))
         for flight in set(theirs.values()):
             flight.landed.wait()
         found.update((key, flight.values[key]) for key, flight in theirs.items() if key in flight.values)
@@ -88,6 +91,10 @@ class ChunkCache:
         with self._lock:
             return self._values.get(key)
 
+    def count_streams(self, by: int) -> None:
+        with self._lock:
+            self.streams += by
+
     def leave_behind(self, keys: Iterable[Hashable]) -> None:
         """Mark keys that a stream has passed and will not read again: most are evicted first."""
         with self._lock:
@@ -96,7 +103,7 @@ class ChunkCache:
                 if self._left % LEFT_KEPT:
                     self._entries.move_to_end(entry, last=False)
 
-    def _claim(self, wanted: Sequence[K], found: dict[K, V]) -> tuple[list[K], dict[K, _Flight]]:
+    def _claim(self, wanted: Sequence[K], found: dict[K, V], reserved_bytes: int) -> tuple[list[K], dict[K, _Flight]]:
         mine: list[K] = []
         theirs: dict[K, _Flight] = {}
         with self._lock:
@@ -111,15 +118,19 @@ class ChunkCache:
             self.misses += len(mine)
             self.hits += len(wanted) - len(mine)
             self._flights.update(dict.fromkeys(mine, _Flight()))
+            if mine:
+                self._loading_bytes += reserved_bytes
+                self._evict()
         return mine, theirs
 
-    def _load(self, mine: Sequence[K], load: Loader[K, V]) -> Mapping[K, V]:
+    def _load(self, mine: Sequence[K], load: Loader[K, V], reserved_bytes: int) -> Mapping[K, V]:
         loaded: Mapping[K, V] = {}
         try:
             loaded = load(mine)
         finally:
             with self._lock:
                 flight = self._flights[mine[0]]
+                self._loading_bytes -= reserved_bytes
                 for key in mine:
                     del self._flights[key]
                 try:
@@ -143,7 +154,10 @@ class ChunkCache:
             if entry not in self._entries:
                 self._entries[entry] = None
                 self.size_bytes += entry.size_bytes
-        while self.size_bytes > self.bytes_max:
+        self._evict()
+
+    def _evict(self) -> None:
+        while self._entries and self.size_bytes + self._loading_bytes > self.bytes_max:
             evicted, _ = self._entries.popitem(last=False)
             self.size_bytes -= evicted.size_bytes
             for key in evicted.keys:

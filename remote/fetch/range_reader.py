@@ -27,7 +27,7 @@ from remote.keys import full_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.sealing import keyed
-from remote.segment_entry import SegmentEntry
+from remote.segment_entry import OBJECT_BYTES_MAX, SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing, ObjectCipher
 from remote.segments.stored_segment import (
     CHUNK_BYTES,
@@ -162,14 +162,15 @@ class RemotePartition:
         return _cut_out(self._chunks(segment, table, numbers), skipped, length, in_one_piece=in_one_piece)
 
     def warm(self, segment: SegmentEntry, position: int, length: int) -> None:
-        """Load the bytes that a `read` will need into the cache. Raises as `read` does."""
+        """Load the bytes that a `read` will need into the cache, by one GET. Raises as `read` does."""
         table = self.indexes(segment).chunks
         if numbers := table.chunks_of(position, length):
-            self._chunks(segment, table, numbers)
+            self._chunks(segment, table, numbers, ahead_bytes=length)
 
     def count_streams(self, by: int) -> None:
         with self._lock:
             self._streams += by
+        self.cache.count_streams(by)
 
     def leave_behind(self, segment: SegmentEntry, position: int, end: int) -> None:
         """Mark bytes ``[position, end)`` as passed by the only stream: they are evicted first."""
@@ -185,23 +186,25 @@ class RemotePartition:
         name = full_key(self.prefix, segment.data_key)
         return {(name, number): stored for number, stored, is_sound in _pieces(table, run, body) if is_sound}
 
-    def _chunks(self, segment: SegmentEntry, table: ChunkTable, numbers: range) -> list[Slice]:
+    def _chunks(self, segment: SegmentEntry, table: ChunkTable, numbers: range, *, ahead_bytes: int = 0) -> list[Slice]:
         name, fresh = full_key(self.prefix, segment.data_key), list[_Piece]()
         wanted = [(name, number) for number in numbers]
         try:
-            return self.cache.fetch(wanted, lambda keys: self._load(segment, table, keys, fresh))
+            load = partial(self._load, segment, table, fresh, OBJECT_BYTES_MAX if ahead_bytes else RANGE_BYTES)
+            return self.cache.fetch(wanted, load, reserved_bytes=ahead_bytes)
         finally:
             # After the load: the other readers of these chunks do not wait for the disk.
             for number, body in fresh:
                 self._to_disk(name, number, body)
 
     def _load(
-        self, segment: SegmentEntry, table: ChunkTable, keys: Sequence[Key], fresh: list[_Piece]
+        self, segment: SegmentEntry, table: ChunkTable, fresh: list[_Piece], range_bytes: int, keys: Sequence[Key]
     ) -> Mapping[Key, Slice]:
         """Return sound chunks. Adds bytes from the store to `fresh`."""
         name, opened = keys[0][0], self._opener(segment, table)
         loaded = self._from_disk(table, keys, opened)
-        runs = list(_runs(table, sorted(number for name, number in keys if (name, number) not in loaded)))
+        missing = sorted(number for name, number in keys if (name, number) not in loaded)
+        runs = list(_runs(table, missing, range_bytes))
         if not runs:
             return loaded
         try:
@@ -340,13 +343,13 @@ def _cut_out(chunks: Sequence[Slice], skipped: int, length: int, *, in_one_piece
     return views[0] if len(views) == 1 else memoryview(b"".join(views))
 
 
-def _runs(table: ChunkTable, numbers: Sequence[int]) -> Iterator[range]:
-    """Split ascending numbers into runs of adjacent chunks of at most RANGE_BYTES as stored."""
+def _runs(table: ChunkTable, numbers: Sequence[int], range_bytes: int) -> Iterator[range]:
+    """Split ascending numbers into runs of adjacent chunks of at most `range_bytes` as stored."""
     start = 0
     for at in range(1, len(numbers) + 1):
         run = range(numbers[start], numbers[at - 1] + 1)
         is_end = at == len(numbers) or numbers[at] != run.stop
-        if is_end or _range_of(table, range(run.start, run.stop + 1))[1] > RANGE_BYTES:
+        if is_end or _range_of(table, range(run.start, run.stop + 1))[1] > range_bytes:
             yield run
             start = at
 

@@ -1,9 +1,10 @@
 """Sequential reads of remote segments: likely next bytes are fetched before they are requested.
 
 - The first read, and a read after a jump, fetches only its own range. Each read that continues the last one multiplies
-  two sizes by GROWTH: the bytes fetched ahead, up to `window_bytes_max`, and `step_bytes` for the next read.
-- Once the window has the size of a cell (RANGE_BYTES), whole cells are fetched, one GET each, and a read ends at the
-  end of its cell: no bytes are joined by copying. Passed cells are evicted first (`RemotePartition.leave_behind`).
+  two sizes by GROWTH: the bytes fetched ahead, up to WINDOW_BYTES_MAX, and `step_bytes` for the next read.
+- Once the window has the size of a cell, whole cells are fetched, one GET each, and a read ends at the end of its cell:
+  no bytes are joined by copying. Passed cells are evicted first (`RemotePartition.leave_behind`). A cell is a quarter
+  of the window, RANGE_BYTES to CELL_BYTES_MAX: the THREADS fetch at once what a full window holds.
 - A few threads, shared by all streams, fetch ahead into the cache. Errors are logged; the later read tries again.
 """
 
@@ -23,7 +24,8 @@ from local.errors import LogError
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition
 from remote.segment_entry import SegmentEntry
 
-WINDOW_BYTES_MAX = 32 << 20  # fetched ahead of one stream; up to a cell more
+WINDOW_BYTES_MAX = 64 << 20  # fetched ahead of one stream; up to a cell more
+CELL_BYTES_MAX = 16 << 20  # of one GET
 STEP_BYTES_MIN, STEP_BYTES_MAX = 128 << 10, 8 << 20
 WINDOW_BYTES_MIN = 1 << 20
 GROWTH = 4  # five reads reach the full window: each waits for the store once, and little is fetched in vain
@@ -39,17 +41,9 @@ class SequentialReader:
     Another thread calls `following` (next segment).
     """
 
-    def __init__(
-        self,
-        remote: RemotePartition,
-        following: Callable[[SegmentEntry], SegmentEntry | None],
-        *,
-        window_bytes_max: int = WINDOW_BYTES_MAX,
-    ) -> None:
+    def __init__(self, remote: RemotePartition, following: Callable[[SegmentEntry], SegmentEntry | None]) -> None:
         self._remote = remote
         self._following = following
-        # A small cache would evict a larger window before it is read.
-        self._window_max = min(window_bytes_max, remote.cache.bytes_max // 2)
         self._window = 0
         # The last read: segment, first and one past the last byte. Bytes below `_left` are already marked as passed.
         self._last: tuple[SegmentEntry, int, int] | None = None
@@ -72,11 +66,15 @@ class SequentialReader:
             self._path, self._covered, self._crossing = [entry], 0, None
             self._last, self._left = None, 0
         if in_one_piece:
-            length = min(length, _left_of_cell(position))
+            length = min(length, self._left_of_cell(position))
+        if goes_on and self._window >= RANGE_BYTES:  # a cell that no thread has begun: one GET for all of it
+            self._remote.warm(entry, position, length - 1 + self._left_of_cell(position + length - 1))
         data = self._remote.read(entry, position, length, in_one_piece=in_one_piece)
         reached = position + len(data)
         if goes_on:
-            self._window = min(max(GROWTH * self._window, WINDOW_BYTES_MIN), self._window_max)
+            # A cache that is small, or has many streams, would evict a larger window before it is read.
+            most = min(WINDOW_BYTES_MAX, self._remote.cache.bytes_max // (2 * max(1, self._remote.cache.streams)))
+            self._window = min(max(GROWTH * self._window, WINDOW_BYTES_MIN), most)
             self.step_bytes = min(GROWTH * self.step_bytes, STEP_BYTES_MAX)
             self._leave_behind(entry, position)
         self._last = entry, position, reached
@@ -111,7 +109,7 @@ class SequentialReader:
         if last.ulid != entry.ulid:
             self._remote.leave_behind(last, self._left, last.size_bytes)
             self._left = 0
-        cell = position - position % RANGE_BYTES
+        cell = position - position % self._cell_bytes
         if cell > self._left:
             self._remote.leave_behind(entry, self._left, cell)
             self._left = cell
@@ -129,11 +127,18 @@ class SequentialReader:
                 self._path.append(following)
                 self._covered = 0
                 continue
-            length = min(_left_of_cell(self._covered), last.size_bytes - self._covered)
+            length = min(self._left_of_cell(self._covered), last.size_bytes - self._covered)
             if self._window < RANGE_BYTES:
                 length = min(length, self._window - ahead)
             self._flights.append(_threads.submit(partial(self._warm, last, self._covered, length)))
             self._covered += length
+
+    @property
+    def _cell_bytes(self) -> int:
+        return max(RANGE_BYTES, min(self._window // THREADS, CELL_BYTES_MAX))
+
+    def _left_of_cell(self, position: int) -> int:
+        return self._cell_bytes - position % self._cell_bytes
 
     def _come_to(self, entry: SegmentEntry, reached: int) -> None:
         while self._path and self._path[0].ulid != entry.ulid:
@@ -164,10 +169,6 @@ class SequentialReader:
             self._remote.warm(entry, position, length)
         except LogError as error:
             _log.debug("read-ahead failed: object=%s cause=%s", entry.data_key, error)
-
-
-def _left_of_cell(position: int) -> int:
-    return RANGE_BYTES - position % RANGE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Requests and dollars for each TiB, counted: ``python tests/bench/bench_requests.py [--mib 64 256 1024]``.
 
 1. A segment of each size is copied and committed.
-2. It is read from end to end by one stream, and then at random positions, all without a cache.
+2. It is read from end to end by one stream, and then at random positions, all without a cache. Another stream reads it
+   and a second segment: the difference is what each further segment of a long stream takes.
 3. It expires and is deleted like in the maintenance of a manager.
 
 The requests are counted as S3 bills them and multiplied by the price list of `policies.cost.prices` (S3 Standard). The
@@ -11,7 +12,11 @@ figures depend on the sizes only, not on the machine: the store is a directory.
 from __future__ import annotations
 
 import argparse
+import mmap
 import random
+import struct
+from dataclasses import replace
+from functools import partial
 
 from bench_remote import PARTITION, PREFIX, SMALL_BYTES, TOPIC_ID, made_up_segment, workplace
 
@@ -28,7 +33,8 @@ from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
 from remote.store.middleware.store_wrapper import MeteredStore, RequestCounts
 from remote.store.open_store import open_store
-from remote.upload.segment_upload import copy_segment
+from remote.upload.segment_upload import SegmentToCopy, copy_segment
+from tiered.partition.segment_inspection import SegmentInspector
 from tiered.read.partition_source import PartitionSource
 from tiered.read.reader import TieredReader
 
@@ -50,10 +56,13 @@ def main() -> None:
         with workplace() as folder:
             (folder / "bucket").mkdir()
             store = MeteredStore(open_store(f"file://{folder}/bucket", {}))
-            written, deleted, read, small = measured(store, folder / "00000000000000000000.log", mib)
+            written, deleted, read, further, small = measured(store, folder / "00000000000000000000.log", mib)
         many = TIB / (mib << 20)
         whole = written + deleted
-        columns = [f"{mib} MiB", told(written), told(deleted), whole_of(whole, many), told(read), whole_of(read, many)]
+        streamed = f"{told(read)}, then {told(further)}"
+        gets, paid = (of(read) + of(further) * (many - 1) for of in (lambda each: each.gets, dollars))
+        tebibyte = f"{gets:,.0f} requests, ${paid:.3f}"
+        columns = [f"{mib} MiB", told(written), told(deleted), whole_of(whole, many), streamed, tebibyte]
         print(f"| {' | '.join(columns)} |")
     each = RequestCounts(**{name: getattr(small, name) / READS for name in small.__slots__})
     print(f"\nA random read of 64 KiB in a segment never read before, the head known: {told(each)}, ", end="")
@@ -74,16 +83,36 @@ def measured(store: MeteredStore, path: object, mib: int) -> tuple[RequestCounts
     log.commit(add_segments([copy_segment(store, PREFIX, segment, epoch=1, now_ms=0)]), now_ms=0)
     written, row = store.counts() - begun, log.refresh().segments[0]
     begun = store.counts()
-    stream = TieredReader(lambda partition: PartitionSource(partition, None, cold(store, log), log))
-    assert sum(map(len, stream.batches(PARTITION, 0))) == row.size_bytes
+    assert streamed_bytes(store, log) == row.size_bytes
     read = store.counts() - begun
+    log.commit(add_segments([copy_segment(store, PREFIX, following(segment), epoch=1, now_ms=0)]), now_ms=0)
+    begun = store.counts()
+    assert streamed_bytes(store, log) == 2 * row.size_bytes
+    further = store.counts() - begun - read
     begun, draw = store.counts(), random.Random(2)
     for _ in range(READS):
         partition = cold(store, log)
         at = partition.position_of_offset(row, draw.randrange(row.next_offset * 9 // 10))
         assert len(partition.read(row, at, SMALL_BYTES)) == SMALL_BYTES
     small = store.counts() - begun
-    return written, expired_and_deleted(store, log, row), read, small
+    return written, expired_and_deleted(store, log, row), read, further, small
+
+
+def streamed_bytes(store: MeteredStore, log: MetadataLog) -> int:
+    partition = cold(store, log)
+    return sum(map(len, TieredReader(lambda name: PartitionSource(name, None, partition, log)).batches(PARTITION, 0)))
+
+
+def following(segment: SegmentToCopy) -> SegmentToCopy:
+    """The next segment: the same batches with the next offsets, in the same file."""
+    count, at = segment.next_offset, 0
+    with open(str(segment.path), "r+b") as file, mmap.mmap(file.fileno(), 0) as body:
+        while at < len(body):
+            offset, length = struct.unpack_from(">qi", body, at)
+            struct.pack_into(">q", body, at, offset + count)
+            at += 12 + length
+    inspect = partial(SegmentInspector, str(segment.path), count, 2 * count, ((0, count),))
+    return replace(segment, base_offset=count, next_offset=2 * count, epochs=((0, count),), inspect=inspect)
 
 
 def expired_and_deleted(store: MeteredStore, log: MetadataLog, row: SegmentEntry) -> RequestCounts:

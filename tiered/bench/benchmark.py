@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pkgutil import get_data
 from random import Random
 
@@ -496,11 +495,8 @@ def _tick(bench: Bench, manager: LogManager) -> None:
 def _put_all(store: ObjectStore, paths: Sequence[str]) -> None:
     for number, path in enumerate(paths):
         with open(path, "rb") as file:
-            store.upload(f"{RAW}{number}", ranged_source(os.path.getsize(path), partial(_pread, file.fileno())))
-
-
-def _pread(descriptor: int, start: int, length: int) -> bytes:
-    return os.pread(descriptor, length, start)
+            source = ranged_source(os.path.getsize(path), lambda start, length: os.pread(file.fileno(), length, start))
+            store.upload(f"{RAW}{number}", source)
 
 
 def _read_ranges(bench: Bench, store: ObjectStore) -> None:

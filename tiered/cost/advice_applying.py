@@ -252,12 +252,8 @@ def _move(
             RemotePartitionName(topic=step.topic, topic_id=topic_id, partition=partition),
             now_ms=now_ms(),
             storage_class=step.storage_class,
-            entry_filter=_with_ulids(ulids),
+            entry_filter=lambda entry, ulids=ulids: entry.ulid in ulids,  # type: ignore[misc]
             settings=manager.config.topic_properties,
         )
         moved += run_rewrite(store, plan, now_ms=now_ms, keys=keys, target=target, should_stop=should_stop).rows_before
     return moved
-
-
-def _with_ulids(ulids: set[str]) -> Callable[[SegmentEntry], bool]:
-    return lambda entry: entry.ulid in ulids

@@ -30,7 +30,6 @@ from tiered.cost.topic_cost import CostTable
 from tiered.manager.manager import LogManager
 
 FOR_EVER_MS = -1
-PART_BYTES_LEAST = 5 << 20  # S3's minimum for all parts but the last
 READ_SHARE_MOST = 1_000_000  # times a month; more is a typing error
 READ_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25)
 CLASS_NAMES = {
@@ -73,7 +72,6 @@ AXES: Mapping[str, Axis] = {  # by field of `Scenario`
     "retention_ms": Axis("retention", "retention.ms", "Retention", parse_duration),
     "local_retention_ms": Axis("local", "local.retention.ms", "Local retention", parse_duration),
     "segment_bytes": Axis("segment", "segment.bytes", "Segment size", parse_bytes),
-    "part_bytes": Axis("part", "part.size", "Part size", parse_bytes),
     "compression": Axis("codec", "remote.compression", "Codec in the bucket", str.lower),
     "storage_class": Axis("class", "remote.storage.class", "Storage class", class_of),
     "read_share": Axis("reads", "reads", "Share read a month", read_share),
@@ -85,13 +83,12 @@ STEPS: Mapping[str, tuple[int | float, ...]] = {
     "retention_ms": tuple(parse_ms(text) or 0 for text in _RETENTIONS.split()),
     "local_retention_ms": tuple(parse_ms(text) or 0 for text in _LOCAL_RETENTIONS.split()),
     "segment_bytes": tuple(size << 20 for size in (4, 16, 64, 128, 256, 512, 1024)),
-    "part_bytes": tuple(size << 20 for size in (5, 8, 16, 32, 64)),
     "read_share": (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0),
 }
 # A value of a URL beyond these bounds is a typing error, and would keep the simulator busy for long.
 _BOUNDS = {"ms": (60_000, 36_525 * DAY_MS), "bytes": (4096, 1 << 40), "share": (0.0, 1000.0)}
 FIELD_OF = {axis.option: field for field, axis in AXES.items()}
-ALONG = ("retention_ms", "local_retention_ms", "segment_bytes", "part_bytes")
+ALONG = ("retention_ms", "local_retention_ms", "segment_bytes")
 _LEAST_MS = {"retention_ms": -1, "local_retention_ms": -2}  # as in the settings: -1 no limit, -2 as retention.ms
 
 
@@ -303,7 +300,6 @@ def _value_of(stream: Stream, field: str) -> Value:
         "retention_ms": rules.log_limits.ms,
         "local_retention_ms": rules.local_limits.ms,
         "segment_bytes": workload.segment_bytes,
-        "part_bytes": workload.part_bytes,
         "compression": "zstd" if workload.stored_share < 1 else "none",
         "storage_class": stream.storage_class,
         "read_share": stream.read_share,
@@ -339,7 +335,6 @@ def default_axes(streams: Sequence[Stream], prices: PriceTable) -> dict[str, lis
         "retention_ms": [retention // 2, retention * 2] if retention is not None else [30 * DAY_MS, 90 * DAY_MS],
         "local_retention_ms": [each for each in (DAY_MS // 24, DAY_MS // 4, DAY_MS) if local is None or each < local],
         "segment_bytes": [segment // 4, segment * 4] if segment < 1 << 30 else [segment // 4],
-        "part_bytes": [16 << 20],
         "compression": ["zstd"] if any(each.zstd_share is not None for each in streams) else [],
         "storage_class": [name for name in offered_classes(prices) if name != largest.storage_class],
     }
@@ -374,8 +369,6 @@ def _check_value(name: str, value: Value, prices: PriceTable) -> None:
         raise InvalidRequest("cannot simulate costs, the compression is unknown", compression=value, known="none,zstd")
     if name.endswith("_bytes") and not (isinstance(value, int) and value > 0):
         raise InvalidRequest("cannot simulate costs, a size must be above 0", setting=name, value=value)
-    if name == "part_bytes" and isinstance(value, int) and value < PART_BYTES_LEAST:
-        raise InvalidRequest("cannot simulate costs, stores refuse parts below 5 MiB", setting=name, value=value)
     if name == "read_share" and not (isinstance(value, (int, float)) and 0 <= value <= READ_SHARE_MOST):
         raise InvalidRequest(
             "cannot simulate costs, a share of reads must be 0 or more", value=value, at_most=READ_SHARE_MOST

@@ -75,7 +75,6 @@ TOPICS = (
     ),
     _entry("a time that is none", "plan orders --at tomorrow", 2, "'tomorrow'", hint="2026-11-20T12:00:00Z"),
     _entry("a plan for a time that is past", "plan orders --at -1d", 2, "at=-1d", hint="such as +7d"),
-    _entry("a part smaller than stores take", "cost simulate --part 1MiB", 2, "value=1048576", hint="5 MiB"),
     _entry(
         "a retention of less than none, among others", "cost simulate --retention 7d,-5", 2, "value=-5", hint="-1 is"
     ),

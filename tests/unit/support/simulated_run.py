@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from local.format.record import Record
 from local.names import TopicPartition
-from policies.cost.simulation import RANGE_BYTES
+from policies.cost.simulation import CELL_BYTES
 from remote.fetch import read_ahead
 from remote.manifest.manifest import Manifest
 from remote.segment_entry import SegmentEntry
@@ -132,7 +132,7 @@ def run(
     assert manifest is not None
     last = scan(store)  # a full read from its beginning, as in a history
     sizes_of_rows = [(each.stored_bytes, getattr(each, "segment_count", 1)) for each in manifest.parts]
-    cells = sum(ceil(size / count / RANGE_BYTES) * count for size, count in sizes_of_rows)
+    cells = sum(ceil(size / count / CELL_BYTES) * count for size, count in sizes_of_rows)
     return Run(
         counts=counts - before + read,
         manifest=manifest,

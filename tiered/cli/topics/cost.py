@@ -244,7 +244,6 @@ class CostVariant(Struct):
     retention_ms: int | None
     local_retention_ms: int | None
     segment_bytes: int | None
-    part_bytes: int | None
     compression: str | None
     storage_class: str | None
     read_share: float | None
@@ -286,7 +285,6 @@ class _Axes:
     retention: str | None = option("--retention TIMES", "Set retentions, as 7d,30d,90d or 1d..365d; -1 for no limit.")
     local: str | None = option("--local TIMES", "Set local retentions, as 1h,1d.")
     segment: str | None = option("--segment SIZES", "Set segment sizes, as 64MiB,256MiB,1GiB or 64MiB..1GiB.")
-    part: str | None = option("--part SIZES", "Set part sizes of uploads, as 8MiB,16MiB.")
     codec: str | None = option("--codec CODECS", "Set the compression in the bucket: none,zstd.")
     storage_class: str | None = option(
         "--class CLASSES", "Set storage classes: standard,ia,onezone,gir,it,express or the names of S3."

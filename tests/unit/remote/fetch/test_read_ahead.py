@@ -53,7 +53,8 @@ class Watched(MemoryStore):
 def _small_and_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"STEP_BYTES_MIN": CHUNK, "STEP_BYTES_MAX": 4 * CHUNK, "WINDOW_BYTES_MIN": CHUNK}.items():
         monkeypatch.setattr(read_ahead, name, value)
-    monkeypatch.setattr(read_ahead, "RANGE_BYTES", 4 * CHUNK)
+    for name, chunks in {"RANGE_BYTES": 4, "CELL_BYTES_MAX": 4, "WINDOW_BYTES_MAX": 8}.items():
+        monkeypatch.setattr(read_ahead, name, chunks * CHUNK)
     monkeypatch.setattr(read_ahead, "_threads", AtOnce())
 
 
@@ -76,7 +77,8 @@ def reader_of(
 ) -> SequentialReader:
     following = {entry.ulid: after for entry, after in zip(entries, [*entries[1:], None], strict=True)}
     remote = RemotePartition(store, PREFIX, ChunkCache(cache_bytes))
-    return SequentialReader(remote, lambda entry: following[entry.ulid], window_bytes_max=window * CHUNK)
+    read_ahead.WINDOW_BYTES_MAX = window * CHUNK  # `_small_and_at_once` restores it
+    return SequentialReader(remote, lambda entry: following[entry.ulid])
 
 
 def drained(reader: SequentialReader, entries: list[SegmentEntry]) -> Iterator[bytes]:
@@ -187,7 +189,7 @@ def test_a_long_stream_does_not_evict_what_other_readers_use(store: Watched, ent
     remote, other = (RemotePartition(store, PREFIX, cache) for _ in range(2))
     other.read(entries[2], 0, 4 * CHUNK)
     for passed in (1, 2):
-        with closing(SequentialReader(remote, lambda _: None, window_bytes_max=8 * CHUNK)) as reader:
+        with closing(SequentialReader(remote, lambda _: None)) as reader:
             assert b"".join(drained(reader, entries[:1])) == BODIES[0]
         asked = len(store.asked)
         other.read(entries[2], 0, 4 * CHUNK)
@@ -196,7 +198,7 @@ def test_a_long_stream_does_not_evict_what_other_readers_use(store: Watched, ent
 
 def test_a_stream_leaves_its_chunks_to_a_stream_that_follows_it(store: Watched, entries: list[SegmentEntry]) -> None:
     remote = RemotePartition(store, PREFIX, ChunkCache(36 * CHUNK))
-    first, second = (SequentialReader(remote, lambda _: None, window_bytes_max=8 * CHUNK) for _ in range(2))
+    first, second = (SequentialReader(remote, lambda _: None) for _ in range(2))
     with closing(first), closing(second):
         ahead, behind = drained(first, entries[:1]), drained(second, entries[:1])
         got = [next(ahead) for _ in range(4)]
@@ -210,11 +212,11 @@ def test_a_stream_leaves_its_chunks_to_a_stream_that_follows_it(store: Watched, 
 
 def test_only_open_streams_protect_their_chunks(store: Watched, entries: list[SegmentEntry]) -> None:
     remote = RemotePartition(store, PREFIX, ChunkCache(30 * CHUNK))
-    before = SequentialReader(remote, lambda _: None, window_bytes_max=8 * CHUNK)
+    before = SequentialReader(remote, lambda _: None)
     before.close()
     before.close()
     remote.read(entries[2], 0, CHUNK)
-    with closing(SequentialReader(remote, lambda _: None, window_bytes_max=8 * CHUNK)) as reader:
+    with closing(SequentialReader(remote, lambda _: None)) as reader:
         assert b"".join(drained(reader, entries[:1])) == BODIES[0]
     asked = len(store.asked)
     remote.read(entries[2], 0, CHUNK)
@@ -224,3 +226,32 @@ def test_only_open_streams_protect_their_chunks(store: Watched, entries: list[Se
 def test_a_process_can_exit_while_its_read_ahead_hangs():
     code = "import threading; from remote.fetch.read_ahead import _threads; _threads.submit(threading.Event().wait)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_running_stream_fetches_cells_that_grow_with_its_window(
+    store: Watched, entries: list[SegmentEntry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_ahead, "CELL_BYTES_MAX", 8 * CHUNK)
+    reader = reader_of(store, entries, window=32)
+    with closing(reader):
+        for entry in entries:
+            for position in range(0, entry.size_bytes, CHUNK):
+                reader.read(entry, position, CHUNK)
+    lengths = [length for _, _, length in store.asked]
+    assert max(lengths) == 8 * CHUNK
+    assert sorted(set(lengths)) != [8 * CHUNK], "the first reads must stay small"
+
+
+@pytest.mark.parametrize("streams", [1, 2, 4])
+def test_the_windows_of_all_streams_of_a_cache_fit_into_half_of_it(
+    store: Watched, entries: list[SegmentEntry], streams: int
+) -> None:
+    reader = reader_of(store, entries, cache_bytes=32 * CHUNK, window=100)
+    remote = reader._remote
+    others = [SequentialReader(remote, lambda _: None) for _ in range(streams - 1)]
+    with closing(reader):
+        for position in range(0, 12 * CHUNK, CHUNK):
+            reader.read(entries[0], position, CHUNK)
+        assert reader._window <= 16 * CHUNK // streams
+    for other in others:
+        other.close()

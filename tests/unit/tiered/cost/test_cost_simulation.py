@@ -68,7 +68,6 @@ def test_storage_of_the_steady_state_is_rate_times_retention():
         ({"local_retention_ms": 2 * DAY}, "disk", 2),
         ({"compression": "zstd"}, "storage", 0.4),
         ({"compression": "none"}, "storage", 1),
-        ({"part_bytes": 16 * MIB}, "requests", 22 / 38),
         ({"segment_bytes": 64 * MIB}, "requests", 4 * 17 / 40),
     ],
 )

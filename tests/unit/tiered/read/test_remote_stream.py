@@ -60,7 +60,8 @@ class Views(MemoryStore):
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(range_reader, "RANGE_BYTES", CELL)
-    sizes = {"STEP_BYTES_MIN": CHUNK, "STEP_BYTES_MAX": CELL, "WINDOW_BYTES_MIN": CHUNK, "RANGE_BYTES": CELL}
+    sizes = {"STEP_BYTES_MIN": CHUNK, "STEP_BYTES_MAX": CELL, "WINDOW_BYTES_MIN": CHUNK}
+    sizes |= {"RANGE_BYTES": CELL, "CELL_BYTES_MAX": CELL}
     for name, value in sizes.items():
         monkeypatch.setattr(read_ahead, name, value)
     monkeypatch.setattr(read_ahead, "_threads", AtOnce())

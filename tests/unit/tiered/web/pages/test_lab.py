@@ -71,7 +71,7 @@ def test_each_curve_has_a_point_for_each_step(along: str) -> None:
 
 
 def test_class_curve_crosses_standard_at_the_break_even_limit() -> None:
-    found = lab(retention_ms=365 * DAY_MS, segment_bytes=1024 * MIB, part_bytes=64 * MIB)
+    found = lab(retention_ms=365 * DAY_MS, segment_bytes=1024 * MIB)
     (line,) = [each for each in found.break_evens if each.what == "STANDARD_IA: share of the data read in a month"]
     saved = {
         share: dict(found.by_class["STANDARD"])[share].total - cost.total
@@ -110,9 +110,9 @@ def test_lever_link_opens_the_lab_with_the_promised_saving() -> None:
     assert again.today.total - again.chosen.total == pytest.approx(found.sensitivities[0][1])
 
 
-@pytest.mark.parametrize("name", ["retention", "local", "segment", "part", "reads"])
+@pytest.mark.parametrize("name", ["retention", "local", "segment", "reads"])
 def test_slider_has_ordered_steps_including_the_current_value(name: str) -> None:
-    for query in ({}, {name: {"reads": "30%", "segment": "20MiB", "part": "20MiB"}.get(name, "17h")}):
+    for query in ({}, {name: {"reads": "30%", "segment": "20MiB"}.get(name, "17h")}):
         body = lab_page(cost_lab(MEASURED, read_scenario(query), BUILT_IN), query, NOW)
         select = re.search(rf'<select id="{name}"[^>]*>(.*?)</select>', body)
         options = re.findall(r'<option value="([^"]*)"( selected)?>', select[1])
@@ -130,15 +130,13 @@ FIELDS = {
     "retention": "retention_ms",
     "local": "local_retention_ms",
     "segment": "segment_bytes",
-    "part": "part_bytes",
     "reads": "read_share",
 }
 
 
-@pytest.mark.parametrize("name", ["retention", "local", "segment", "part", "reads"])
+@pytest.mark.parametrize("name", ["retention", "local", "segment", "reads"])
 def test_formatted_value_is_parsed_back_exactly(name: str) -> None:
     values = {"segment": [20_000_001, 1 << 30, 4096], "reads": [0.0, 0.015, 0.3, 2.5]}
-    values["part"] = values["segment"]
     for value in values.get(name, [90_061_001, 7 * DAY_MS, 3_723_000, HOUR]):
         assert getattr(read_scenario({name: value_words(FIELDS[name], value)}), FIELDS[name]) == value
 
@@ -152,7 +150,6 @@ def test_formatted_value_is_parsed_back_exactly(name: str) -> None:
         {"local": "-1"},
         {"segment": "1"},
         {"segment": "9PB"},
-        {"part": "0"},
         {"reads": "nan"},
         {"reads": "-1%"},
         {"reads": "inf"},
