@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "reference" / "kafka-clients.md"
 # The words by which the module of a test uses a client.
 USED_BY = {
-    "Java": r"(kafka\.java|run_java)",
+    "Java": r"(kafka\.command|run_java)",
     "Java 3": "kafka_3",
     "Kafka Streams": "kafka_streams",
     "MirrorMaker 2": "mirror_maker",

@@ -321,17 +321,19 @@ def test_hanging_store_gets_one_request_from_a_read_only_open() -> None:
 
         def list(self, prefix: str, *, start_after: str = "") -> object:
             Hanging.asked += 1
+            began.set()
             done.wait()
             return iter(())
 
         close = list
 
-    done = Event()
+    began, done = Event(), Event()
     store = BriefStore(Hanging(), limit_s=0.01)  # type: ignore[arg-type]
     try:
         for _ in range(20):
             with pytest.raises(Unavailable, match="no reply before the deadline"):
                 list(store.list(""))
+        assert began.wait(60)
         assert Hanging.asked == 1
     finally:
         done.set()
