@@ -5,67 +5,88 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count, repeat
+from json.encoder import encode_basestring
+from typing import TYPE_CHECKING
 
 from local.errors import InvalidRequest
-from local.format.record import Header, Record, StoredRecord
+from local.format.record import Header, Record
 from local.names import TopicPartition
 from tiered.cli.render import PartitionRow, Struct
 from tiered.config.units import rfc3339
 
+if TYPE_CHECKING:
+    from local.format.columns import Columns, Ints, Longs
+
 _TIMESTAMP_MS_MAX = 2**63 - 1
 _READ = ("key", "value", "timestamp", "headers")
-_PASSED_OVER = frozenset(
-    ("topic", "partition", "offset", "timestampType", "keySize", "valueSize", "sequence", "batch", "control")
-)
+_PASSED_OVER = {"topic", "partition", "offset", "timestampType", "keySize", "valueSize", "sequence", "batch", "control"}
 
-# Converts an input line (without its end) and its number. Raises InvalidRequest, naming the line.
-ReadLine = Callable[[bytes, int], Record]
-Field = Callable[[TopicPartition, StoredRecord], bytes]
+# Converts input lines (without their ends), the first of which has this number. Raises InvalidRequest, naming the line.
+ReadLines = Callable[[Sequence[bytes], int], Iterator[Record]]
+Show = Callable[[TopicPartition, "Columns"], bytes]  # the text of all these records
+Cells = Callable[[TopicPartition, "Columns"], Iterable[object]]  # a value for each record
 
-_FIELDS: dict[str, Field] = {
-    "T": lambda partition, record: partition.topic.encode(),
-    "p": lambda partition, record: b"%d" % partition.partition,
-    "o": lambda partition, record: b"%d" % record.offset,
-    "k": lambda partition, record: record.key or b"",
-    "v": lambda partition, record: record.value or b"",
-    "t": lambda partition, record: b"%d" % record.timestamp_ms,
-    "d": lambda partition, record: rfc3339(record.timestamp_ms).encode(),
-    "h": lambda partition, record: b",".join(
-        name.encode() + b"=" + (value if value is not None else b"NULL") for name, value in record.headers
+_FIELDS: dict[str, tuple[bytes, Cells]] = {
+    "T": (b"%b", lambda name, columns: repeat(name.topic.encode(), len(columns))),
+    "p": (b"%d", lambda name, columns: repeat(name.partition, len(columns))),
+    "o": (b"%d", lambda name, columns: columns.offsets.tolist()),
+    "k": (b"%b", lambda name, columns: _views(columns.data, columns.key_starts, columns.key_lengths)),
+    "v": (b"%b", lambda name, columns: _views(columns.data, columns.value_starts, columns.value_lengths)),
+    "t": (b"%d", lambda name, columns: columns.timestamps.tolist()),
+    "d": (b"%b", lambda name, columns: (rfc3339(each).encode() for each in columns.timestamps.tolist())),
+    "h": (
+        b"%b",
+        lambda name, columns: _pairs(columns, b"%b=%b", lambda value: b"NULL" if value is None else value, b","),
     ),
-    "K": lambda partition, record: b"%d" % (-1 if record.key is None else len(record.key)),
-    "S": lambda partition, record: b"%d" % (-1 if record.value is None else len(record.value)),
-    "%": lambda partition, record: b"%",
+    "K": (b"%d", lambda name, columns: columns.key_lengths.tolist()),
+    "S": (b"%d", lambda name, columns: columns.value_lengths.tolist()),
 }
-_ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
+_SIGNS: dict[str, dict[str, bytes]] = {
+    "%": {name: form for name, (form, _) in _FIELDS.items()} | {"%": b"%%"},
+    "\\": {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"},
+}
 
 
-def parse_template(template: str) -> Field:
+def parse_template(template: str) -> Show:
     r"""Return a formatter of records: ``%T %p %o %k %v %t`` (ms) ``%d`` (RFC 3339) ``%h %K %S`` (sizes).
 
-    It also replaces ``\n`` and ``\t``. Null prints as nothing. Raises InvalidRequest without any sign, or for an
-    unknown one.
+    It also replaces ``\n`` and ``\t``. Null is empty. Raises InvalidRequest for an empty template or an unknown sign.
     """
     if not template:
         raise InvalidRequest("invalid template, it is empty and would print nothing: such as '%k %v\\n'")
-    parts: list[bytes | Field] = []
-    signs = iter(template)
+    form, fields, signs = b"", list[Cells](), iter(template)
     for sign in signs:
-        table: dict[str, Field] | dict[str, bytes] | None = {"%": _FIELDS, "\\": _ESCAPES}.get(sign)  # type: ignore[assignment]
-        if table is None:
-            parts.append(os.fsencode(sign))  # an argument that is not UTF-8 stands for its bytes
+        if sign not in _SIGNS:
+            form += os.fsencode(sign)  # an argument that is not UTF-8 stands for its bytes
             continue
         name = next(signs, "")
-        if name not in table:
-            raise InvalidRequest("invalid template, unknown sign", sign=sign + name, known=" ".join(_FIELDS))
-        parts.append(table[name])
+        if name not in _SIGNS[sign]:
+            raise InvalidRequest("invalid template, unknown sign", sign=sign + name, known=" ".join(_SIGNS["%"]))
+        form += _SIGNS[sign][name]
+        fields += [_FIELDS[name][1]] if sign == "%" and name in _FIELDS else []
+    return _formatter(form, fields)
 
-    def text(partition: TopicPartition, record: StoredRecord) -> bytes:
-        return b"".join(part if isinstance(part, bytes) else part(partition, record) for part in parts)
 
-    return text
+def show_json() -> Show:
+    """Return a formatter of records as lines of `ConsumedRecord`."""
+    form = b'{"topic": %b, "partition": %d, "offset": %d, "timestamp": %d, "timestampType": %d, '
+    fields: list[Cells] = [
+        lambda name, columns: repeat(_quoted(name.topic.encode()), len(columns)),
+        *(_FIELDS[each][1] for each in "pot"),
+        lambda name, columns: (columns.table.attributes[columns.batch_ordinals] >> 3 & 1).tolist(),  # `TimestampType`
+        lambda name, columns: _texts(columns.data, columns.key_starts, columns.key_lengths),
+        lambda name, columns: _texts(columns.data, columns.value_starts, columns.value_lengths),
+        lambda name, columns: _pairs(columns, b'{"key": %b, "value": %b}', _quoted, b", "),
+    ]
+    return _formatter(form + b'"key": %b, "value": %b, "headers": [%b]}\n', fields)
+
+
+def _formatter(form: bytes, fields: Sequence[Cells]) -> Show:
+    if not fields:
+        return lambda name, columns: form % () * len(columns)
+    return lambda name, columns: b"".join(map(form.__mod__, zip(*(of(name, columns) for of in fields), strict=True)))
 
 
 class Base64(Struct):
@@ -91,44 +112,32 @@ class ConsumedRecord(PartitionRow, rename="camel"):
     value: str | Base64 | None
     headers: list[ConsumedHeader]
 
-    @classmethod
-    def of_stored(cls, partition: TopicPartition, record: StoredRecord) -> Self:
-        return cls(
-            topic=partition.topic,
-            partition=partition.partition,
-            offset=record.offset,
-            timestamp=record.timestamp_ms,
-            timestamp_type=int(record.timestamp_type),
-            key=_text(record.key),
-            value=_text(record.value),
-            headers=[ConsumedHeader(name, _text(value)) for name, value in record.headers],
-        )
 
-
-def line_reader(separator: str | None, is_empty_null: bool, clock: Callable[[], int]) -> ReadLine:
+def line_reader(separator: str | None, is_empty_null: bool, clock: Callable[[], int]) -> ReadLines:
     """Return a reader of lines as records, stamped by `clock`; a key precedes the first separator, if one is given."""
     mark = os.fsencode(separator) if separator is not None else None
 
-    def read(line: bytes, number: int) -> Record:
-        text = line.removesuffix(b"\r")
-        key: bytes | None = None
-        if mark is not None:
-            key, found, text = text.partition(mark)
-            if not found:
-                raise InvalidRequest("invalid line, it has no key separator", line=number, separator=repr(separator))
-        return Record(key, None if is_empty_null and not text else text, clock())
+    def read(lines: Sequence[bytes], first: int) -> Iterator[Record]:
+        key, now_ms, empty = None, clock(), None if is_empty_null else b""
+        for at, line in enumerate(lines, first):
+            text = line.removesuffix(b"\r")
+            if mark is not None:
+                key, found, text = text.partition(mark)
+                if not found:
+                    raise InvalidRequest("invalid line, it has no key separator", line=at, separator=repr(separator))
+            yield Record(key, text or empty, now_ms)
 
     return read
 
 
-def jsonl_reader(clock: Callable[[], int], partition: int | None = None) -> ReadLine:
+def jsonl_reader(clock: Callable[[], int], partition: int | None = None) -> ReadLines:
     """Return a reader of JSON objects as records; null or missing is null, a missing timestamp is the clock's.
 
     The location fields of `ConsumedRecord` and ``tiered dump`` are ignored, except a partition that contradicts
     `partition`. Any other field is an error: a misspelt ``value`` would create a tombstone.
     """
 
-    def read(line: bytes, number: int) -> Record:
+    def read_line(line: bytes, number: int) -> Record:
         try:
             body = json.loads(line)
         except (ValueError, RecursionError):
@@ -147,7 +156,7 @@ def jsonl_reader(clock: Callable[[], int], partition: int | None = None) -> Read
             raise InvalidRequest("invalid line, it has neither key nor value", line=number)
         return record
 
-    return read
+    return lambda lines, first: map(read_line, lines, count(first))
 
 
 def _check_fields(body: dict[str, object], line: int, partition: int | None) -> None:
@@ -164,13 +173,27 @@ def _check_fields(body: dict[str, object], line: int, partition: int | None) -> 
         raise InvalidRequest(wrong, line=line, said=named, asked=partition)
 
 
-def _text(value: bytes | None) -> str | Base64 | None:
-    if value is None:
-        return None
+def _views(data: memoryview, starts: Longs, lengths: Ints) -> Iterator[memoryview]:
+    return map(data.__getitem__, map(slice, starts.tolist(), (starts + lengths.clip(0)).tolist()))
+
+
+def _texts(data: memoryview, starts: Longs, sizes: Ints) -> Iterator[bytes]:
+    return (_quoted(None if n < 0 else v) for v, n in zip(_views(data, starts, sizes), sizes.tolist(), strict=True))
+
+
+def _pairs(columns: Columns, form: bytes, text: Callable[[bytes | None], bytes], mark: bytes) -> Iterable[bytes]:
+    if not columns.header_counts.any():
+        return repeat(b"", len(columns))
+    each = ([(text(name.encode()), text(value)) for name, value in columns.headers(at)] for at in range(len(columns)))
+    return (mark.join(map(form.__mod__, pairs)) for pairs in each)
+
+
+def _quoted(value: memoryview | bytes | None) -> bytes:
+    """Return JSON: text as a string, other bytes as `Base64`."""
     try:
-        return value.decode()
+        return b"null" if value is None else encode_basestring(str(value, "utf-8")).encode()
     except UnicodeDecodeError:
-        return Base64(base64.b64encode(value).decode())
+        return b'{"base64": "%b"}' % base64.b64encode(value or b"")
 
 
 def _timestamp(value: object, line: int) -> int | None:
@@ -198,8 +221,7 @@ def _headers(value: object, line: int) -> tuple[Header, ...]:
 def _name(value: object, line: int) -> str:
     if not isinstance(value, str):
         raise InvalidRequest("invalid line, headers have a key that is not a string", line=line)
-    _utf8(value, "a header's key", line)
-    return value
+    return _utf8(value, "a header's key", line).decode()
 
 
 def _bytes(value: object, field: str, line: int) -> bytes | None:

@@ -155,10 +155,6 @@ def columns_of(row: type[msgspec.Struct]) -> tuple[Column, ...]:
     )
 
 
-def to_json(row: msgspec.Struct) -> str:
-    return _json(msgspec.to_builtins(row))
-
-
 def write_lines(lines: Iterable[str]) -> None:
     for line in lines:
         _write(line)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from itertools import count
 from typing import TYPE_CHECKING, TypeVar
 
@@ -310,12 +309,16 @@ class Partitioner:
         """Records by partition number, in their order within each."""
         if partition_count == 1:
             return {0: list(records)}
-        keyless = next(self._turn) % partition_count
+        import numpy as np
+
+        from local import kernels
+
+        keyless, keys = next(self._turn) % partition_count, [record[0] or b"" for record in records]
+        lengths = np.fromiter(map(len, keys), np.int32, len(keys))
+        hashes = kernels.hash_keys(b"".join(keys), np.cumsum(lengths, dtype=np.int64) - lengths, lengths)
         shares: dict[int, list[Record]] = {}
-        for record in records:
-            key = record[0]
-            number = keyless if key is None else (murmur2(key) & 0x7FFFFFFF) % partition_count
-            shares.setdefault(number, []).append(record)
+        for record, number in zip(records, ((hashes & 0x7FFFFFFF) % partition_count).tolist(), strict=True):
+            shares.setdefault(keyless if record[0] is None else number, []).append(record)
         return shares
 
     def split_columns(self, chunks: Sequence[RecordColumns], partition_count: int) -> dict[int, list[RecordColumns]]:
@@ -334,14 +337,6 @@ class Partitioner:
             for number in np.unique(numbers).tolist():
                 shares.setdefault(number, []).append(chunk.select(np.flatnonzero(numbers == number)))
         return shares
-
-
-@lru_cache(maxsize=1 << 16)
-def murmur2(key: bytes) -> int:
-    """Kafka's hash of a key, 32 bits."""
-    from local.kernels.pure_kernels import murmur2 as hashed
-
-    return hashed(key)
 
 
 def append_shares(

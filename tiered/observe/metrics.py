@@ -74,7 +74,6 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 METRICS = tuple(read_table("metrics.toml", "metric", Metric))
-BY_NAME = {each.name: each for each in METRICS}
 _BY_SOURCE: dict[str, list[tuple[str, str]]] = {}  # metrics and attributes, by object
 for _each in METRICS:
     _source, _, _attribute = _each.of.partition(".")

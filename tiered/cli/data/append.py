@@ -19,7 +19,7 @@ from local.format.record import Record
 from tiered.cli.errors import Exit, stopped_code
 from tiered.cli.options import GROUP, OUTPUT, argument, command, duration_ms, option, parse_partition
 from tiered.cli.progress import copy_progress
-from tiered.cli.records import ReadLine, jsonl_reader, line_reader
+from tiered.cli.records import ReadLines, jsonl_reader, line_reader
 from tiered.cli.render import PartitionRow, Result, number, print_result
 from tiered.cli.session import Session, Stop, now_ms, stop_signals
 from tiered.config.units import format_count
@@ -44,7 +44,7 @@ class _LineForm:
     is_empty_null: bool = option("-Z", "Treat an empty value as null: a tombstone.")
     is_jsonl: bool = option("--jsonl", "Read lines as JSON objects: key, value, timestamp, headers.")
 
-    def reader(self, partition: int | None) -> ReadLine:
+    def reader(self, partition: int | None) -> ReadLines:
         if self.is_jsonl and self.separator is not None:
             raise click.UsageError("--jsonl lines contain their keys; remove -K")
         if self.separator == "":
@@ -164,21 +164,18 @@ def _counted(session: Session, fd: int, runs: Iterator[list[bytes]]) -> Iterator
         session.progress.advance(size)
 
 
-def _records(runs: Iterator[list[bytes]], read: ReadLine) -> Iterator[list[Record]]:
-    number = 0
+def _records(runs: Iterator[list[bytes]], read: ReadLines) -> Iterator[list[Record]]:
+    first = 1
     for run in runs:
         records: list[Record] = []
-        failure: InvalidRequest | None = None
-        for number, line in enumerate(run, start=number + 1):  # noqa: B020 - counts on from run to run
-            try:
-                records.append(read(line, number))
-            except InvalidRequest as error:
-                failure = error
-                break
-        if records:
-            yield records
-        if failure is not None:
-            raise failure
+        try:
+            records.extend(read(run, first))  # after an error it holds the records before the wrong line
+        except InvalidRequest:
+            if records:
+                yield records
+            raise
+        yield records
+        first += len(run)
 
 
 @contextmanager

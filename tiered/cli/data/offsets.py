@@ -7,7 +7,6 @@ import sys
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import IO, TYPE_CHECKING, Annotated
 
 import click
@@ -35,14 +34,13 @@ from tiered.cli.options import (
     parse_position,
     parse_time,
 )
-from tiered.cli.records import ConsumedRecord, parse_template
-from tiered.cli.render import PartitionRow, Result, Work, number, print_result, text, to_json
+from tiered.cli.records import parse_template, show_json
+from tiered.cli.render import PartitionRow, Result, Work, number, print_result, text
 from tiered.cli.session import UNNAMED, Session, confirm, now_ms, stop_signals
 from tiered.config.units import format_count, rfc3339
 from tiered.node.problems import UnreadPartitions, unread_rows
 
 if TYPE_CHECKING:
-    from local.format.record import StoredRecord
     from local.records.offset_spec import FoundOffset
     from tiered.manager.manager import LogManager
     from tiered.read.bucket_reader import RemoteLog
@@ -136,7 +134,7 @@ def consume(
         raise click.UsageError("--follow reads the full log; remove --read-compacted")
     if view is not None and not read_compacted:
         raise click.UsageError("--view requires --read-compacted; without it the full log is read")
-    show = parse_template(template) if output == "text" else _json_line
+    show = parse_template(template) if output == "text" else show_json()
     if group is not None:
         place.check_group(read_compacted=read_compacted)
         from tiered.serve.node.group_member import Wish, consume_group
@@ -150,7 +148,6 @@ def consume(
         raise click.UsageError(f"got unexpected extra argument ({targets[1]}); several topics require --group")
     topic, number = parse_partition(targets[0])
     position = parse_position(start or "start", now_ms())
-    write = sys.stdout.buffer.write
     from tiered.read.bucket_reader import RemoteLog
 
     with place.following(session, topic, Isolation(isolation)) as following:
@@ -169,18 +166,14 @@ def consume(
                 _print_lost(reader, partitions)
                 if not isinstance(source, RemoteLog) and not place.is_local:
                     session.report_served_alone(source.problems, partitions)
-                records = following.records(reader, partitions, partial(first_offset, reader, position=position))
-                for partition, record in islice(records, None if count is None else count - following.count):
-                    write(show(partition, record))
+                first = partial(first_offset, reader, position=position)
+                for partition, columns in following.columns(reader, partitions, first, count):
+                    sys.stdout.buffer.write(show(partition, columns))
                 code = _report_inconsistencies(source, partitions) if isinstance(source, RemoteLog) else Exit.DONE
             if not follow or following.count == count:
                 return code
             sys.stdout.buffer.flush()
             following.wait()
-
-
-def _json_line(partition: TopicPartition, record: StoredRecord) -> bytes:
-    return to_json(ConsumedRecord.of_stored(partition, record)).encode() + b"\n"
 
 
 def _spec_of(position: Position) -> int:

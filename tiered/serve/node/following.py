@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Self
 
 from local.errors import LogError
@@ -15,12 +16,19 @@ from local.names import TopicPartition
 from local.records.isolation import Isolation
 
 if TYPE_CHECKING:
-    from local.format.record import StoredRecord
+    from local.format.columns import Columns
     from tiered.read.reader import TieredReader
     from tiered.serve.commands.client import Client
 
 PAUSE_S = 1.0
 LONG_POLL_MS = 30_000
+PART_RECORDS = 1000
+
+
+def parts_of(columns: Columns) -> Iterator[Columns]:
+    """The same records in order, at most PART_RECORDS together."""
+    for at in range(0, len(columns), PART_RECORDS):
+        yield columns.select(slice(at, at + PART_RECORDS))
 
 
 class Following:
@@ -40,22 +48,32 @@ class Following:
         self._seen: dict[TopicPartition, int] = {}
         self._client: Client | None = None
 
-    def records(
-        self, reader: TieredReader, partitions: Sequence[TopicPartition], first: Callable[[TopicPartition], int]
-    ) -> Iterator[tuple[TopicPartition, StoredRecord]]:
+    def columns(
+        self,
+        reader: TieredReader,
+        partitions: Sequence[TopicPartition],
+        first: Callable[[TopicPartition], int],
+        count: int | None = None,
+    ) -> Iterator[tuple[TopicPartition, Columns]]:
         """The records that were not read yet, partition by partition. The first time they begin at `first`.
 
-        Records that expired meanwhile are passed over. A partition that was added is read from its start.
+        Ends when `self.count`, over all calls, is `count`. Records that expired meanwhile are passed over. A partition
+        that was added is read from its start.
         """
+        if self.count == count:
+            return
         is_first = not self._offsets
         for name in partitions:
             if is_first:
                 self._offsets[name] = first(name)
             else:
                 self._offsets[name] = max(self._offsets.get(name, 0), reader.offsets(name)[0])
-            for record in reader.records(name, self._offsets[name]):
-                self.count, self._offsets[name] = self.count + 1, record.offset + 1
-                yield name, record
+            for part in chain.from_iterable(map(parts_of, reader.columns(name, self._offsets[name]))):
+                taken = part if count is None else part.select(slice(count - self.count))
+                self.count, self._offsets[name] = self.count + len(taken), int(taken.offsets[-1]) + 1
+                yield name, taken
+                if self.count == count:
+                    return
 
     def wait(self) -> None:
         """Return when there may be more records."""

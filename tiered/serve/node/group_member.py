@@ -28,8 +28,7 @@ import numpy as np
 from local import kernels
 from local.errors import Conflict, InvalidRequest, LogError, Unavailable
 from local.format.batch_header import CONTROL
-from local.format.columns import BatchTable
-from local.format.record import StoredRecord
+from local.format.columns import BatchTable, Columns
 from local.index.txn_index import AbortedTransaction
 from local.names import TopicPartition, check_topic
 from local.records.isolation import Isolation, without_aborted
@@ -50,6 +49,7 @@ from tiered.serve.messages.fetch import AbortedTransaction as FetchedTransaction
 from tiered.serve.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 from tiered.serve.node import group_calls
 from tiered.serve.node.command_node import Node, Stop
+from tiered.serve.node.following import parts_of
 from tiered.serve.node.operations import find_batch
 
 FETCH_BYTES, PARTITION_BYTES = 16 << 20, 1 << 20
@@ -61,7 +61,7 @@ _REMOVED = (Error.UNKNOWN_MEMBER_ID, Error.FENCED_MEMBER_EPOCH, Error.GROUP_ID_N
 _CLASSIC = (
     "cannot join the group, its members use the classic protocol: stop them, or set group.protocol=consumer in them"
 )
-Shown = Callable[[TopicPartition, StoredRecord], bytes]  # a record as it is printed
+Shown = Callable[[TopicPartition, Columns], bytes]  # records as they are printed
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class GroupMember:
         if due:
             unread = {}
             for name, data in self._fetched(due):
-                if not self._print(name, data, lambda name, record: out.write(shown(name, record))):
+                if not self._print(name, data, lambda name, columns: out.write(shown(name, columns))):
                     unread[name] = data.error_code != Error.NONE
             out.flush()
             if len(unread) == len(due):  # otherwise a later response has them: this one may be full
@@ -318,7 +318,7 @@ class GroupMember:
                 yield TopicPartition(topic.topic or known[topic.topic_id], data.partition_index), data
 
     def _print(
-        self, name: TopicPartition, data: PartitionData, print_record: Callable[[TopicPartition, StoredRecord], object]
+        self, name: TopicPartition, data: PartitionData, print_records: Callable[[TopicPartition, Columns], object]
     ) -> bool:
         """Whether the response has records of the partition, or a new position."""
         if data.error_code == Error.OFFSET_OUT_OF_RANGE:
@@ -329,16 +329,19 @@ class GroupMember:
             return False
         else:
             self._positions[name] = self._positions.pop(name)
-            for record in self._records(name, data):
+            for part in self._parts(name, data):
                 if self._stop.is_set or self._count == self._wish.count:
                     return True
-                print_record(name, record)
-                self._count, self._positions[name] = self._count + 1, record.offset + 1
+                taken = part if self._wish.count is None else part.select(slice(self._wish.count - self._count))
+                print_records(name, taken)
+                self._count, self._positions[name] = self._count + len(taken), int(taken.offsets[-1]) + 1
+                if len(taken) < len(part):
+                    return True
             run_end = self._run_end
             self._positions[name] = min(run_end, self._ends.get(name, run_end))
         return True
 
-    def _records(self, name: TopicPartition, data: PartitionData) -> Iterator[StoredRecord]:
+    def _parts(self, name: TopicPartition, data: PartitionData) -> Iterator[Columns]:
         """The records from the position on; then `_run_end` is the offset after the last batch."""
         run = memoryview(b"".join(each for each in data.records if not isinstance(each, FileRange)))
         fetched = data.aborted_transactions
@@ -346,7 +349,7 @@ class GroupMember:
         for columns in decoded(run, name):
             self._run_end = columns.next_offset
             found = within(columns, self._positions[name], self._ends.get(name))
-            yield from without_aborted(found, aborted).records()
+            yield from parts_of(without_aborted(found, aborted))
 
     def _reset(self, name: TopicPartition) -> None:
         """The records at the position expired: continue as without a committed offset, as Kafka's consumers do."""

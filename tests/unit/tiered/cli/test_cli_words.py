@@ -1,14 +1,12 @@
-"""Parsing of partitions, positions, times and templates, and formatting of records as text."""
+"""Parsing of partitions, positions, times and templates."""
 
 from __future__ import annotations
 
 import pytest
 
 from local.errors import InvalidRequest
-from local.format.record import StoredRecord, TimestampType
-from local.names import TopicPartition
 from tiered.cli.options import Position, parse_partition, parse_position, parse_time
-from tiered.cli.records import Base64, ConsumedRecord, parse_template
+from tiered.cli.records import parse_template
 from tiered.config.units import rfc3339
 
 NOON = 1_795_176_000_000  # 2026-11-20T12:00:00Z
@@ -56,29 +54,7 @@ def test_invalid_partition_is_refused(text: str) -> None:
         parse_partition(text)
 
 
-RECORD = StoredRecord(7, NOON, TimestampType.CREATE_TIME, b"k", None, (("h", b"x"), ("n", None)))
-
-
-@pytest.mark.parametrize(
-    ("template", "text"),
-    [
-        ("%T/%p@%o\\n", "orders/3@7\n"),
-        ("%k|%v|%K|%S", "k||1|-1"),
-        ("%t %d", f"{NOON} 2026-11-20T12:00:00.000Z"),
-        ("%h\\t100%%\\\\", "h=x,n=NULL\t100%\\"),
-        ("é", "é"),
-    ],
-)
-def test_template_prints_the_named_fields(template: str, text: str) -> None:
-    assert parse_template(template)(TopicPartition("orders", 3), RECORD).decode() == text
-
-
 @pytest.mark.parametrize("template", ["%", "%x", "\\x", "\\"])
 def test_unknown_sign_in_a_template_is_refused(template: str) -> None:
     with pytest.raises(InvalidRequest, match="unknown sign"):
         parse_template(template)
-
-
-def test_bytes_that_are_not_text_are_printed_as_base64() -> None:
-    odd = RECORD._replace(value=b"\xff")
-    assert ConsumedRecord.of_stored(TopicPartition("orders", 3), odd).value == Base64("/w==")

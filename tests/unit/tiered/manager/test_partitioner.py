@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from local.format.record import Record
-from tiered.manager.manager import Partitioner, murmur2
+from local.kernels.pure_kernels import murmur2
+from tiered.manager.manager import Partitioner
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from contextlib import suppress
 from fake_source import CALL, FakeSource, run
 from manager_world import NOW, World
 
-from tiered.observe.metrics import BY_NAME, Form, endpoint_samples, endpoint_text
+from tiered.observe.metrics import METRICS, Form, endpoint_samples, endpoint_text
 from tiered.serve.connection import Limits
 from tiered.serve.endpoint_metrics import EndpointMetrics, error_codes
 from tiered.serve.groups.lag import SeenGroup, lag_figures
@@ -48,7 +48,9 @@ def test_every_metric_of_an_endpoint_is_in_the_table_and_exported() -> None:
         snapshots = {each.partition: each for each in manager.snapshots(NOW)}
     group = SeenGroup(group="g", state="Stable", members=1, committed=dict.fromkeys(snapshots, 0))
     metrics.group_figures = lambda: lag_figures([group], snapshots)
-    assert {name for name, *_ in values(metrics)} == {each.name for each in BY_NAME.values() if each.is_of_endpoint}
+    assert {name for name, *_ in values(metrics)} == {
+        each.name for each in {each.name: each for each in METRICS}.values() if each.is_of_endpoint
+    }
     for form in Form:
         text = endpoint_text(metrics, form)
         assert 'tiered_kafka_sent_bytes_total{topic="orders",tier="remote"} 100' in text

@@ -10,11 +10,11 @@ from bucket_truth import assert_sound
 from disk_model import ModelDisk
 from manager_world import NOW
 
+from local.kernels.pure_kernels import murmur2
 from local.names import TopicPartition
 from remote.store.memory_store import MemoryStore
 from tiered.jobs.ingest import commit_ingest, plan_ingest
 from tiered.jobs.ingest_task import IngestTask
-from tiered.manager.manager import murmur2
 from tiered.read.bucket_reader import RemoteLog
 from tiered.spark.sink import Router
 

@@ -511,7 +511,8 @@ def test_a_follower_is_woken_by_the_append_and_survives_the_end_of_the_node(
 
         def read() -> list[int]:
             with Session(directory=str(home)).manager(read_only=True) as manager:
-                return [each.offset for _, each in follower.records(manager.reader(), [name], lambda name: 50)]
+                parts = follower.columns(manager.reader(), [name], lambda name: 50)
+                return [offset for _, part in parts for offset in part.offsets.tolist()]
 
         assert read() == list(range(50, 60))
         with running(home):
