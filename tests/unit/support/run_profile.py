@@ -69,7 +69,7 @@ EXAMPLES = examples(100)  # of a test without a number of its own
 
 CALL_STRIDE = by_profile(plain=61, deep=1)  # of the store calls and disk effects that a sweep breaks, one by one
 CRASH_STATES = by_profile(plain=40, deep=600)  # distinct disk states of a share of test_log_crashes.py
-CRASH_STATES_OWN = by_profile(plain=16, deep=600)  # at most so many of one program; the others are of its recoveries
+CRASH_STATES_OWN = by_profile(plain=16, deep=400)  # at most so many of one program; the others are of its recoveries
 CRASH_STATES_SOUND = by_profile(plain=24, deep=200)  # of each program without a planted bug
 FAULT_STRIDE = by_profile(plain=151, deep=4)  # of (call, kind of fault) of test_fault_kinds.py
 FAULT_STRIDE_ENCRYPTED = by_profile(plain=307, deep=20)
