@@ -2,8 +2,8 @@
 # is needed to build it, and none of the libraries to run it. Included by `_kernels.pyx`.
 #
 # Only plain frames are read here: those that Kafka's clients write, undamaged, without dictionary, window beyond 64 MiB,
-# second gzip member or skippable frame. Everything else is REFUSED, and `dispatch` gives the batch to
-# `local.format.compression`, which reads every legal frame and names every fault. A refusal costs time, never a result.
+# second gzip member, gzip header checksum or skippable frame. Everything else is REFUSED, and `dispatch` gives the batch
+# to `local.format.compression`, which reads every legal frame and names every fault. A refusal costs time, never a result.
 #
 # | codec  | library                       | frames that are read                                             |
 # |--------|-------------------------------|------------------------------------------------------------------|
@@ -42,6 +42,7 @@ cdef enum:
     SNAPPY = 2
     LZ4 = 3
     REFUSED = -1
+    GZIP_HEADER_CHECKSUM = 2  # libdeflate skips it unchecked
     GZIP_LEVEL = 5  # of libdeflate: its output is as small as zlib's of level 6, Kafka's default
     ZSTD_LEVEL = 3
     ZSTD_BLOCK = 131072
@@ -158,7 +159,7 @@ cdef class Codecs:
             return lz4_bound(data, length)
         if codec == SNAPPY and has_snappy:
             return snappy_bound(data, length)
-        if codec == GZIP and has_gzip and length >= 18:
+        if codec == GZIP and has_gzip and length >= 18 and not data[3] & GZIP_HEADER_CHECKSUM:
             size = little32(data + length - 4)
             return size if size <= BOUND_MAX and size <= length * 1032 else REFUSED
         return REFUSED
@@ -313,7 +314,7 @@ cdef inline uint64_t little64(const uint8_t *at) noexcept nogil:
 # -- zstd, source: RFC 8878
 
 cdef int64_t zstd_bound(const uint8_t *data, int64_t length) noexcept nogil:
-    cdef int64_t at = 0, total = 0, size, declared, block
+    cdef int64_t at = 0, total = 0, size, declared, block, largest
     cdef int flags, width, index, header
     cdef uint32_t word
     while at < length:
@@ -322,11 +323,12 @@ cdef int64_t zstd_bound(const uint8_t *data, int64_t length) noexcept nogil:
         flags = data[at + 4]
         if flags & 0x0B:  # a dictionary, or the reserved bit
             return REFUSED
-        header, width = 5, flags >> 5 & 1
+        header, width, largest = 5, flags >> 5 & 1, ZSTD_BLOCK
         if not width:
             if data[at + 5] >> 3 >= ZSTD_WINDOW_BITS - 10:
                 return REFUSED
             header = 6
+            largest = min(largest, <int64_t>(8 + (data[at + 5] & 7)) << 7 + (data[at + 5] >> 3))
         if flags >> 6:
             width = 1 << (flags >> 6)
         if length - at < header + width + 3:
@@ -343,7 +345,9 @@ cdef int64_t zstd_bound(const uint8_t *data, int64_t length) noexcept nogil:
                 return REFUSED
             word = data[at] | <uint32_t>data[at + 1] << 8 | <uint32_t>data[at + 2] << 16
             block = word >> 3
-            size += ZSTD_BLOCK if word >> 1 & 3 == 2 else min(block, <int64_t>ZSTD_BLOCK)
+            if block > largest:
+                return REFUSED
+            size += largest if word >> 1 & 3 == 2 else block
             at += 3 + (1 if word >> 1 & 3 == 1 else block)
             if at > length:
                 return REFUSED
@@ -374,7 +378,7 @@ cdef int64_t lz4_bound(const uint8_t *data, int64_t length) noexcept nogil:
         if word == 0:
             return total if at == length else REFUSED
         block = word & 0x7FFFFFFF
-        if block == 0 or block > length - at or (word >> 31 and block > LZ4_BLOCK) or total > BOUND_MAX:
+        if block == 0 or block > length - at or block > LZ4_BLOCK or total > BOUND_MAX:
             return REFUSED
         total += block if word >> 31 else LZ4_BLOCK
         at += block

@@ -10,6 +10,7 @@ import struct
 import threading
 
 import cramjam
+import lz4.block
 import lz4.frame
 import numpy as np
 import pytest
@@ -182,7 +183,35 @@ def window_of_zstd(bits: int) -> bytes:
     return MAGIC_ZSTD + bytes([0, bits - 10 << 3]) + b"\x09\0\0" + b"x"
 
 
+def large_block_of_lz4() -> bytes:
+    """A block of 64 KiB that compression made larger than 64 KiB: legal as a block, not in a frame of 64 KiB blocks."""
+    noise = bytes(np.random.default_rng(4).integers(0, 256, 65_536, np.uint8))
+    block = lz4.block.compress(noise, store_size=False)
+    assert len(block) > 65_536
+    return MAGIC_LZ4 + struct.pack("<I", len(block)) + block + bytes(4)
+
+
+def gzip_with_header_checksum(checksum: int) -> bytes:
+    made = gzip.compress(b"x")
+    return made[:3] + b"\x02" + made[4:10] + struct.pack("<H", checksum) + made[10:]
+
+
+def zstd_of_small_window(data: bytes) -> bytes:
+    """A frame that claims a window of 1 KiB, with a block that decompresses to more."""
+    made = bytearray(zstd_stream(data))
+    assert not made[4] & 0x20
+    made[5] = 0
+    return bytes(made)
+
+
 REFUSED = {
+    "an lz4 block above 64 KiB": (Codec.LZ4, large_block_of_lz4()),
+    "gzip with a wrong header checksum": (Codec.GZIP, gzip_with_header_checksum(77)),
+    "a zstd block larger than its window": (Codec.ZSTD, zstd_of_small_window(bytes(100_000))),
+    "a raw zstd block larger than its window": (
+        Codec.ZSTD,
+        MAGIC_ZSTD + b"\0\0" + (2000 << 3 | 1).to_bytes(3, "little") + bytes(2000),
+    ),
     "a window of 128 MiB": (Codec.ZSTD, window_of_zstd(27)),
     "a window of 2 TiB": (Codec.ZSTD, window_of_zstd(41)),
     "a dictionary": (Codec.ZSTD, MAGIC_ZSTD + bytes([0x21, 7, 1]) + b"\x09\0\0" + b"x"),
@@ -207,7 +236,7 @@ def test_unusual_and_wrong_frames_are_left_to_cramjam(name, monkeypatch):
     assert asked.count(codec) >= 2 - (codec in FOUND)
     compiled.load_codecs()
     table = kernels.scan_batches(data := batch_of(codec, section, encode_batch([(b"k", b"v", 1)])))
-    arena, ends, one = np.full(64, 0xEE, np.uint8), np.zeros(1, np.int64), np.ones(1, np.uint8)
+    arena, ends, one = np.full(1 << 18, 0xEE, np.uint8), np.zeros(1, np.int64), np.ones(1, np.uint8)
     assert compiled.inflate_batches(memoryview(data), table, one, 0, arena, 0, 99, ends, LIMIT, 9) == (0, 0)
 
 
