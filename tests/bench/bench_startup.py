@@ -2,24 +2,32 @@
 
     python tests/bench/bench_startup.py [TOPICS] [SEGMENTS] [TURNS]
     python tests/bench/bench_startup.py make DIR [TOPICS] [SEGMENTS]
+    python tests/bench/bench_startup.py records [RECORDS] [TURNS]
 
 Creates topics (default 100) with segments (default 20, half of them in the bucket only) in a temporary directory with a
 bucket as a directory, and copies the bucket to an S3 server on loopback. Each command is its own process with compiled
 bytecode, like in real use. A process that only starts Python is the reference. CPU seconds are user and system time of
 the process. Medians of TURNS (default 15), with all commands in turn. Far: every answer of the S3 server arrives 20 ms
 later. The CPU of the server, which shares the machine, is in no column.
+
+`records`: `append` and `consume` of RECORDS (default 500,000) lines of 100 bytes, and kcat, if installed,
+against `tiered run --kafka` on the same directory. The CPU of that node is in no column; kcat's is.
 """
 
 from __future__ import annotations
 
 import compileall
 import os
+import random
+import re
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -135,6 +143,66 @@ def all_commands(root: str) -> dict[str, Sequence[str]]:
     }
 
 
+def records(root: str, count: int, turns: int) -> None:
+    """Tables of `append` and `consume`, each with kcat against a node of its own."""
+    lines = Path(root, "lines")
+    draw = random.Random(1)
+    with lines.open("w") as out:
+        out.writelines(f"k{draw.randrange(100_000):06d}:{draw.getrandbits(368):092x}\n" for _ in range(count))
+    make(root, 1, 2)
+    for name, partitions in (("one", 1), ("four", 4)):
+        run(on(root, "topic", "create", name, "-p", str(partitions)))
+    run(on(root, "append", "one", str(lines), "-K", ":"))
+    table(
+        {
+            "`cat` of the lines": ("cat", str(lines)),
+            "`append` of no line": on(root, "append", "one", os.devnull),
+            "`append -K :`, one partition": on(root, "append", "one", str(lines), "-K", ":"),
+            "`append -K :`, four partitions": on(root, "append", "four", str(lines), "-K", ":"),
+            "`consume -n 1`": on(root, "consume", "one", "-n", "1"),
+            "`consume`": on(root, "consume", "one", "-n", str(count)),
+            "`consume -f '%o %k %v\\n'`": on(root, "consume", "one", "-n", str(count), "-f", "%o %k %v\\n"),
+            "`consume -o jsonl`": on(root, "consume", "one", "-n", str(count), "-o", "jsonl"),
+        },
+        turns,
+    )
+    kcat = shutil.which("kcat")
+    if kcat is None:
+        print("\nkcat is not installed: its table is left out.")
+        return
+    with node(root) as address:
+        read = (kcat, "-b", address, "-C", "-q", "-e", "-t", "one", "-p", "0", "-o", "beginning", "-c", str(count))
+        print()
+        table(
+            {
+                "`kcat -P -K :`": (kcat, "-b", address, "-P", "-t", "one", "-p", "0", "-K", ":", "-l", str(lines)),
+                "`kcat -C`": read,
+                "`kcat -C -f '%o %k %s\\n'`": (*read, "-f", "%o %k %s\\n"),
+                "`kcat -C -J`": (*read, "-J"),
+            },
+            turns,
+        )
+
+
+@contextmanager
+def node(root: str) -> Iterator[str]:
+    """A running node of the directory; yields its Kafka address."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = on(root, "run", "--kafka", "127.0.0.1:0")
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as child:
+        try:
+            assert child.stdout is not None, "a pipe was asked for"
+            for line in child.stdout:
+                if found := re.search(r"serving Kafka clients at (\S+)", line):
+                    yield found[1]
+                    return
+            raise RuntimeError("the node ended before it served")
+        finally:
+            child.terminate()
+
+
 def main() -> None:
     words = sys.argv[1:]
 
@@ -143,6 +211,10 @@ def main() -> None:
 
     if words[:1] == ["make"]:
         make(os.path.abspath(words[1]), number(2, 100), number(3, 20))
+        return
+    if words[:1] == ["records"]:
+        with tempfile.TemporaryDirectory() as root:
+            records(root, number(1, 500_000), number(2, 5))
         return
     for package in ("local", "remote", "policies", "tiered"):
         compileall.compile_dir(ROOT / package, quiet=1)
