@@ -14,7 +14,7 @@ from local.log import checkpoints
 from local.storage import DiskStorage, join
 from tiered.cli.bucket.external_buckets import _serving
 from tiered.migrate.adopt import AdoptedPartition, AdoptMetrics
-from tiered.observe.metrics import BY_NAME
+from tiered.observe.metrics import METRICS
 
 
 def _samples(metrics: AdoptMetrics, now_ms: int = NOW) -> dict[str, float]:
@@ -78,7 +78,7 @@ def test_every_sidecar_metric_is_present() -> None:
     metrics = AdoptMetrics()
     metrics.note([AdoptedPartition(partition=NAME)], NOW)
     names_there = {name.partition("{")[0] for name in _samples(metrics)}
-    assert {each.name for each in BY_NAME.values() if each.is_of_sidecar} <= names_there
+    assert {each.name for each in METRICS if each.is_of_sidecar} <= names_there
 
 
 def test_metrics_and_health_are_served_during_the_adoption() -> None:

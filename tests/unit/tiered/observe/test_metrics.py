@@ -20,12 +20,14 @@ from remote.fetch import read_ahead
 from remote.manifest import commit_protocol
 from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
-from tiered.observe.metrics import BY_NAME, CACHE_MS, METRICS, Form, Kind, Metrics, Sample, exposition, form_of
+from tiered.observe.metrics import CACHE_MS, METRICS, Form, Kind, Metrics, Sample, exposition, form_of
 from tiered.serve.security import addresses
 from tiered.serve.security.addresses import LOOPBACK, parse_address
 from tiered.service.observations import Histogram, Observations, open_observed
 from tiered.service.worker import Worker
 from tiered.web.http.server import MetricsServer, health_answer, metrics_answer
+
+BY_NAME = {each.name: each for each in METRICS}
 
 MINUTE = 60_000
 

@@ -10,8 +10,10 @@ import pytest
 from monitoring_pages import RUNBOOKS, SECTIONS, metric_names, pages, runbook, runbook_commands
 
 from tiered.cli.main import COMMANDS, invoke
-from tiered.observe.metrics import BY_NAME, METRICS, Kind
+from tiered.observe.metrics import METRICS, Kind
 from tiered.observe.monitoring_files import ALERTS, Limits, alert_rules, dashboard, systemd_unit
+
+BY_NAME = {each.name: each for each in METRICS}
 
 PANELS = json.loads(dashboard())["panels"]
 PANEL_EXPRS = [target["expr"] for panel in PANELS for target in panel.get("targets", ())]
