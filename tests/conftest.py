@@ -80,9 +80,8 @@ def pytest_configure(config):
         _use_memory_for_files()
         for name, value in class_archives.spark_environment().items():
             os.environ.setdefault(name, value)
-    if is_first and leftover_processes.MARK not in os.environ:
-        leftover_processes.end_with_run(uuid4().hex)
-    if is_first:
+        if leftover_processes.MARK not in os.environ:
+            leftover_processes.end_with_run(uuid4().hex)
         _make_class_archives(config)
     else:
         _begin_with_own_files(config)
