@@ -117,6 +117,7 @@ def test_a_group_whose_coordinator_is_killed_is_formed_again_at_once(node: Proce
     """The session time is five minutes: a member that the node would wait for makes this test fail."""
     with ThreadPoolExecutor(4) as pool:
         server = calls.Server(node.address, pool)
+        calls.wait_until_loaded(server)
         one = server.call(calls.JOIN, 9, **calls.joining(GROUP, **NEVER)).member_id
         first = server.call(calls.JOIN, 9, **calls.joining(GROUP, one, **NEVER))
         if stage != "syncing":
@@ -131,7 +132,7 @@ def test_a_group_whose_coordinator_is_killed_is_formed_again_at_once(node: Proce
             )
         killed(node)
         server = calls.Server(node.address, pool)
-        calls.until(lambda: not server.call(calls.LIST, 0).error_code.value)
+        calls.wait_until_loaded(server)
         if stage == "syncing":  # Kafka stores a group after its sync: this member begins anew
             lost = server.call(calls.JOIN, 9, **calls.joining(GROUP, one, **NEVER))
             assert lost.error_code.value == 25

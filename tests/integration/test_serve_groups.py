@@ -68,6 +68,7 @@ def test_a_leave_behind_a_waiting_join_is_done_although_its_client_closed_the_co
     never = {"session_timeout": 300_000, "rebalance_timeout": 300_000, "protocols": calls.PROTOCOLS}
     with node(tmp_path, SETTINGS) as (_, address), ThreadPoolExecutor(2) as pool:
         server = calls.Server(address, pool)
+        calls.wait_until_loaded(server)
         one = server.call(calls.JOIN, 9, **calls.joining(GROUP, **never)).member_id
         first = server.call(calls.JOIN, 9, **calls.joining(GROUP, one, **never))
         server.call(calls.SYNC, 5, **calls.syncing(GROUP, first))

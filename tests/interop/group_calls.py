@@ -448,6 +448,11 @@ SCRIPTS: tuple[Callable[[Recorder], None], ...] = (
 )
 
 
+def wait_until_loaded(server: Server) -> None:
+    """A node answers before it has read its groups; a join before that is an error without a member id."""
+    until(lambda: not server.call(LIST, 0).error_code.value)
+
+
 def until(claim: Callable[[], bool]) -> None:
     due = datetime.datetime.now() + datetime.timedelta(seconds=SECONDS_MAX)
     while not claim():
