@@ -184,12 +184,12 @@ def plan_export(url: str, **options: str) -> list[PlannedRange]:
     return _ranges(_planned(parse_options({"path": url, **options, "includeHeaders": "true", "pin": "none"})))
 
 
-def _ranges(splits: Iterable[Split]) -> list[PlannedRange]:
-    """The splits of each partition together; they follow each other in offset order."""
+def _ranges(plan: ReadPlan) -> list[PlannedRange]:
+    """The tasks of each partition together; they follow each other in offset order."""
     found: dict[tuple[str, int], tuple[int, int, int, int]] = {}
-    for split in splits:
-        start, _, size_bytes, tasks = found.get((split.topic, split.partition), (split.start_offset, 0, 0, 0))
-        found[split.topic, split.partition] = start, split.next_offset, size_bytes + split.size_bytes, tasks + 1
+    for read, first, end, size in plan.tasks():
+        start, _, size_bytes, tasks = found.get((read.topic, read.partition), (first, 0, 0, 0))
+        found[read.topic, read.partition] = start, end, size_bytes + size, tasks + 1
     return [
         PlannedRange(
             topic=topic, partition=partition, start_offset=start, next_offset=end, size_bytes=size_bytes, tasks=tasks
@@ -224,13 +224,13 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
         while (wave := self._read(f"wave-{len(self._waves):06d}.json", _WAVE)) is not None:
             self._add(wave)
         self.plan = self._begun() if plan is None else self._resumed(plan)
-        self.read_bytes = sum(split.size_bytes for split in self.plan)  # of batches, in this run
+        self.read_bytes = sum(size for *_, size in self.plan.tasks())  # of batches, in this run
         self._first_wave, self._done = len(self._waves), 0
 
     def units(self) -> Iterator[_Task]:
-        for at, split in enumerate(self.plan):
+        for at, (*_, size) in enumerate(self.plan.tasks()):
             wave = self._first_wave + at // self._wave_tasks
-            yield _Task(part=self.plan.part(at), size_bytes=split.size_bytes, wave=wave, job_id=self.job_id)
+            yield _Task(part=self.plan.part(at), size_bytes=size, wave=wave, job_id=self.job_id)
 
     def size_of(self, unit: _Task) -> int:
         return unit.size_bytes

@@ -208,7 +208,7 @@ def plan_read(store: ObjectStore, options: ReadOptions, *, now_ms: int | None = 
     except BaseException:
         _release(store, opened, options)
         raise
-    read = plan.prefixes()
+    read = {each.prefix for each, *_ in plan.tasks()}
     _release(store, [each for each in opened if each.name.prefix not in read], options)
     return plan
 

@@ -118,9 +118,9 @@ class ReadPlan(Sequence[Split]):
         others = tuple(each for each in turn if each[0] != facts["prefix"])
         return Split(**facts, share=share, shares=shares, others=others)
 
-    def prefixes(self) -> set[str]:
-        """The prefixes of the partitions that a task reads."""
-        return {self._ranges[at].prefix for _, at, *_ in _HEAD.iter_unpack(self._heads)}
+    def tasks(self) -> Iterator[tuple[ReadRange, int, int, int]]:
+        """The range, start offset, next offset and bytes of each task, without the task itself."""
+        return ((self._ranges[at], start, end, size) for _, at, start, end, size, *_ in _HEAD.iter_unpack(self._heads))
 
 
 def plan_splits(

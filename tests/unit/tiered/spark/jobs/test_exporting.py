@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import pickle
 from itertools import islice
 
 import pytest
+from bucket_samples import SampleBucket, batch_at
 from manager_world import NOW, TIERED, World, send, settle
 
+from remote.manifest import commit_protocol
+from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
 from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.view_jobs import build_views, plan_views
 from tiered.spark.jobs.exporting import ExportedFile, ExportJob
 from tiered.spark.options import ReadOptions, parse_options
 from tiered.spark.source import task
-from tiered.spark.source.splits import Split
+from tiered.spark.source.splits import ReadPlan, Split
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +81,21 @@ def test_export_interrupted_at_any_task_has_every_record_once(world, monkeypatch
         found += wave(again, world)
         assert found == everything, f"cut after {cut} of {len(splits)} tasks"
         assert [result.is_complete for result in again.outcomes()] == [True]
+
+
+def test_export_of_many_segments_and_pages_makes_small_tasks_without_a_split(monkeypatch):
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=40, page_rows_min=2, kept_entries_min=1)
+    monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
+    sample = SampleBucket(MemoryStore())
+    for base in range(0, 1300, 10):
+        sample.add("t", 0, [batch_at(base, 10)])
+    _, log = sample.log("t", 0)
+    assert len(log.refresh().pages) > 2
+    monkeypatch.setattr(Bucket, "open_store", lambda bucket: sample.store)
+    monkeypatch.setattr(ReadPlan, "split", lambda plan, part: pytest.fail("the plan of an export made a split"))
+    asked = parse_options({"path": "memory://b", "subscribe": "t", "splitBytes": "300", "pin": "none"})
+    job = export_job(MemoryStore(), "j" * 64, asked)
+    units = list(job.units())
+    assert len(units) == len(job.plan) > 130
+    assert sum(job.size_of(unit) for unit in units) == job.read_bytes == log.refresh().size_bytes
+    assert max(len(pickle.dumps(unit)) for unit in units) <= 200
