@@ -34,6 +34,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import TypedDict, Unpack
 
 from local.cleaner.offset_map import SECRET_BYTES
@@ -200,12 +201,13 @@ def plan_compaction(
     was_done = known is not None and known.turn >= 0
     end = source.stable_end() if upto_offset is None else min(upto_offset, source.stable_end())
     young_ms = now_ms - rules.min_compaction_lag_ms if rules.min_compaction_lag_ms > 0 else None
-    named = [] if was_done else log.ask(manifest, lambda index: list(index.entries(start_offset, end)))
-    entries = _entries(named, start_offset, end, young_ms)
-    is_cut = len(entries) > rows_max
-    if is_cut:
-        reached = known.turn - _ROUNDS if known is not None else 0
-        entries = [entry for entry in entries if entry.base_offset >= reached][:rows_max]
+
+    def first_from(start: int, count: int) -> list[SegmentEntry]:
+        return log.ask(manifest, lambda index: list(islice(_entries(index, start, end, young_ms), count)))
+
+    entries = [] if was_done else first_from(start_offset, rows_max + 1)  # the page of the last one is the last read
+    if is_cut := len(entries) > rows_max:
+        entries = first_from(max(start_offset, known.turn - _ROUNDS if known is not None else 0), rows_max)
     upto = entries[-1].next_offset if entries else start_offset
     aborted = source.aborted_transactions(entries[0].base_offset, upto) if entries else []
     before = log.ask(manifest, lambda index: _row_before(index, entries[0])) if entries else None
@@ -383,16 +385,14 @@ def _give_up(log: MetadataLog, entries: Sequence[SegmentEntry], touches: tuple[i
         log.commit(unlink_uploads(entries), now_ms, touches=touches)
 
 
-def _entries(entries: Sequence[SegmentEntry], start: int, end: int, young_ms: int | None) -> list[SegmentEntry]:
-    """Return the entries wholly inside ``[start, end)``, up to the first dirty one with a record after `young_ms`."""
-    found = []
-    for entry in entries:
+def _entries(index: MetadataIndex, start: int, end: int, young_ms: int | None) -> Iterator[SegmentEntry]:
+    """Yield the entries wholly inside ``[start, end)``, up to the first dirty one with a record after `young_ms`."""
+    for entry in index.entries(start, end):
         is_dirty = (entry.cleaned_through or 0) < entry.next_offset
         if young_ms is not None and is_dirty and (entry.max_timestamp_ms or 0) > young_ms:
-            break
+            return
         if start <= entry.base_offset and entry.next_offset <= end:
-            found.append(entry)
-    return found
+            yield entry
 
 
 def _row_before(index: MetadataIndex, entry: SegmentEntry) -> SegmentEntry | None:

@@ -9,9 +9,12 @@ from disk_model import ModelDisk
 
 from local.cleaner.offset_map import Buffer
 from local.records.batch import encode_batch
+from remote.keys import PAGES
+from remote.manifest import commit_protocol
 from remote.manifest.catalog import RemotePartitionName, list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
+from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
 from tiered.cli.topics.compact import _compacted_in_bucket
 from tiered.jobs.bucket_compaction import (
@@ -31,12 +34,12 @@ ROWS, KEYS = 12, 5
 
 
 class Topic:
-    """Twelve segments with twenty records each, of five keys."""
+    """Twelve segments, or `rows`, with twenty records each, of five keys."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int = ROWS) -> None:
         self.store = MemoryStore()
         bucket = SampleBucket(self.store)
-        for number in range(ROWS):
+        for number in range(rows):
             base = number * 20
             records = [(b"k%d" % (at % KEYS), b"v%d" % at, NOW_MS + at, ()) for at in range(base, base + 20)]
             bucket.add("t", 0, [encode_batch(records, base_offset=base)])
@@ -87,6 +90,23 @@ def test_compaction_plan_takes_a_limited_number_of_entries_and_is_marked_as_cut(
     rest = topic.plan(start_offset=first.upto_offset)
     assert not rest.is_cut
     assert sum(len(group.entries) for group in rest.groups) == ROWS - 2
+
+
+def test_compaction_plan_of_many_pages_reads_only_those_of_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=10, page_rows_min=2, kept_entries_min=1)
+    monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
+    topic, asked = Topic(160), list[str]()
+    pages = topic.manifest().pages
+    get = topic.store.get
+    monkeypatch.setattr(topic.store, "get", lambda key: asked.append(key) or get(key))
+    first = topic.plan(rows_max=20)
+    assert (first.is_cut, sum(len(group.entries) for group in first.groups)) == (True, 20)
+    needed = [page for page in pages if page.base_offset <= first.upto_offset]  # and one entry more
+    assert len([key for key in asked if PAGES in key]) == len(needed) < len(pages) // 4
+    done = topic.compact(job_id="j", rows_max=60)
+    assert not done.is_cut
+    assert topic.records() == [(at, b"v%d" % at) for at in range(160 * 20 - KEYS, 160 * 20)]
+    assert_sound(topic.store)
 
 
 @pytest.mark.parametrize("rows_max", [4, 5, 11])
