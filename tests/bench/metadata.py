@@ -1,13 +1,14 @@
 """Cost of the manifest index at 1,000, 100,000 and a million segments: opens, lookups, commits; requests and times.
 
-    python tests/bench/metadata.py [--segments 1000 100000 1000000] [--store s3|memory|file] [--spark]
+    python tests/bench/metadata.py [--segments 1000 100000 1000000] [--store s3|memory|file] [--spark [--keep FOLDER]]
 
 Entries are synthetic and committed in runs of 1,000, because nothing else is measured. Sizes of names, numbers and
 index ranges are those of segments of 1 GiB. ``s3`` is Versity S3 Gateway on loopback. Times are medians of wall time,
 in brackets of processor time of this process. Requests and bytes do not depend on the machine.
 
-``--spark`` measures the plan of a Spark read in a process of its own instead, without a JVM, over segments of 100 MB in
-a folder: time, the peak memory of the process above its memory before the plan, requests, and what a task carries.
+``--spark`` measures the plans of Spark jobs instead, each in a process of its own, without a JVM, over segments of
+100 MB in a folder: time, the peak memory of the process above its memory before the plan, requests, and what a task
+carries. Data objects exist only in listings. ``--keep`` names a folder whose buckets are used again.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import argparse
 import json
 import pickle
 import random
-import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -33,42 +34,49 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "localstack"))
 from local_servers import KINDS, RunningServer
 
 from remote.keys import PAGES, data_key, indexes_key, new_ulid
+from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import encode_manifest
+from remote.manifest.manifest import Manifest, encode_manifest
 from remote.manifest.manifest_changes import add_segments, expire_segments, set_properties
 from remote.manifest.manifest_lookup import manifest_disk_cache
 from remote.segment_entry import IndexRange, SegmentEntry
+from remote.segments.stored_segment import ChunkTable, IndexBundle, encode_bundle
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.store_wrapper import MeteredStore
+from remote.store.middleware.store_wrapper import MeteredStore, StoreWrapper
 from remote.store.open_store import open_store
+from remote.store.protocol import ObjectInfo
 
 RUN = 1000
+TIMEOUT_S = 300  # of one plan of --spark
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--segments", type=int, nargs="+", default=[1000, 100_000, 1_000_000])
     parser.add_argument("--store", choices=("s3", "memory", "file"), default="s3")
-    parser.add_argument("--spark", action="store_true", help="measure the plan of a Spark read")
-    parser.add_argument("--plan", nargs=2, metavar=("URL", "OPTIONS"), help="print the figures of one plan as JSON")
+    parser.add_argument("--spark", action="store_true", help="measure the plans of Spark jobs")
+    parser.add_argument("--keep", type=Path, help="a folder for the buckets of --spark")
+    parser.add_argument("--plans", nargs="+", choices=PLANS, default=list(PLANS), help="plans to measure")
+    parser.add_argument("--plan", nargs=2, metavar=("FOLDER", "NAME"), help="print the figures of one plan as JSON")
     asked = parser.parse_args()
     if asked.plan:
-        print(json.dumps(figures_of_plan(asked.plan[0], json.loads(asked.plan[1]))))
+        print(json.dumps(figures_of_plan(Path(asked.plan[0]), asked.plan[1])))
         return
     tables = []
     for count in asked.segments:
         with ExitStack() as stack:
-            folder = stack.enter_context(workplace())
             if asked.spark:
-                tables.append(planned(count, folder))
+                folder = asked.keep / str(count) if asked.keep else stack.enter_context(workplace())
+                tables.append(planned(count, folder, asked.plans))
                 continue
+            folder = stack.enter_context(workplace())
             tables.append(Measured(count, store_of(asked.store, folder, stack), f"{folder}/copies").table())
     print(f"Store: {'file' if asked.spark else asked.store}\n")
     print(f"| | {' | '.join(f'{count:,} segments' for count in asked.segments)} |")
     print("|---" * (1 + len(tables)) + "|")
-    for name in tables[-1]:
-        print(f"| {name} | {' | '.join(table[name] for table in tables)} |")
+    for name in dict.fromkeys(name for table in tables for name in table):
+        print(f"| {name} | {' | '.join(table.get(name, '') for table in tables)} |")
 
 
 def store_of(kind: str, folder: Path, stack: ExitStack) -> ObjectStore:
@@ -177,32 +185,150 @@ def written(count: int, store: ObjectStore, size_bytes: int = 1 << 30) -> tuple[
     return writer, first_of_run
 
 
-def planned(count: int, folder: Path) -> dict[str, str]:
+def planned(count: int, folder: Path, names: Sequence[str]) -> dict[str, str]:
     """The figures of plans over `count` segments, each in a new process."""
-    (folder / "bucket").mkdir()
-    url = f"file://{folder}/bucket"
-    written(count, open_store(url, {}), 100_000_000)
+    if not (folder / "objects").exists():
+        (folder / "bucket").mkdir(parents=True)
+        store = open_store(f"file://{folder}/bucket", {})
+        writer, _ = written(count - 1, store, 100_000_000)
+        writer.commit(add_segments([with_indexes(store, writer.refresh())]), now_ms=2)
+        index = writer.index(writer.refresh())
+        with (folder / "objects").open("w") as file:
+            for each in index.entries():
+                file.write(f"{each.data_key} {each.stored_bytes}\n{each.indexes_key} {each.indexes_bytes}\n")
     cells = {}
-    for name, options in PLANS.items():
-        command = [sys.executable, __file__, "--plan", url, json.dumps(options)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    for name in names:
+        command = [sys.executable, __file__, "--plan", str(folder), name]
+        try:
+            done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            cells[f"{name}: time"] = f"no end in {TIMEOUT_S} s"
+            continue
         cells |= {f"{name}: {what}": value for what, value in json.loads(done.stdout).items()}
     return cells
 
 
-PLANS = {"read": {}, "read, splitBytes=64MiB": {"splitBytes": "64MiB"}}
+def with_indexes(store: ObjectStore, manifest: Manifest) -> SegmentEntry:
+    """The next segment of `manifest`; unlike the others it has an index bundle in the bucket."""
+    last = manifest.segments[-1]
+    (entry,) = made_up(1, last.size_bytes)
+    base, ulid, table = last.next_offset, new_ulid(1), ChunkTable(lengths=(entry.size_bytes,), crcs=(1,))
+    body, ranges = encode_bundle(IndexBundle(offset=b"", time=b"", txn=b"", producers=b"", epochs=b"", chunks=table))
+    names = [each(base, base + entry.record_count - 1, 1, ulid) for each in (data_key, indexes_key)]
+    store.put(PREFIX + names[1], body)
+    return replace(
+        entry,
+        ulid=ulid,
+        base_offset=base,
+        next_offset=base + entry.record_count,
+        epochs=((1, base),),
+        data_crc32c=table.whole_crc,
+        data_key=names[0],
+        indexes_key=names[1],
+        indexes_bytes=len(body),
+        indexes=ranges,
+    )
 
 
-def figures_of_plan(url: str, options: dict[str, str]) -> dict[str, str]:
-    from pyspark.sql.datasource import InputPartition
+class Listed(StoreWrapper):
+    """Adds the data objects and indexes that exist only by name to listings of the partition."""
 
-    from tiered.spark.options import parse_options
-    from tiered.spark.source.planning import plan_read
+    def __init__(self, inner: ObjectStore, path: Path) -> None:
+        super().__init__(inner)
+        self._path = path
 
-    store, request = MeteredStore(open_store(url, {})), parse_options({"path": url, "subscribe": "orders", **options})
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        there = self._inner.list(prefix, start_after=start_after)
+        if prefix != PREFIX:
+            yield from there
+            return
+        known = {info.key: info for info in there}
+        yield from known.values()
+        with self._path.open() as file:
+            for key, size in (line.split() for line in file):
+                if PREFIX + key not in known:
+                    yield ObjectInfo(key=PREFIX + key, size_bytes=int(size))
+
+
+class Figures:
+    """Prepares one plan: `make` returns its tasks' values, `rest` further figures after it."""
+
+    def __init__(self, store: MeteredStore, url: str) -> None:
+        self.store, self.url = store, url
+
+    def read(self, **options: str) -> tuple[list[Any], dict[str, str]]:
+        from pyspark.sql.datasource import InputPartition
+
+        from tiered.spark.options import parse_options
+        from tiered.spark.source.planning import plan_read
+
+        plan = plan_read(self.store, parse_options({"path": self.url, "subscribe": "orders", **options}))
+        tasks = [InputPartition(each) for each in plan.parts()]
+        self.rest = lambda: figures_of_task(self.store, plan)
+        return tasks, {"bytes of all tasks' common part": f"{len(pickle.dumps(plan.common()))}"}
+
+    def export(self, **options: str) -> tuple[list[Any], dict[str, str]]:
+        from tiered.jobs.job_bucket import OpenBucket
+        from tiered.spark.jobs.exporting import ExportJob
+        from tiered.spark.options import parse_options
+
+        request = parse_options({"path": self.url, "subscribe": "orders", "includeHeaders": "true", **options})
+        request = replace(request, bucket=OpenBucket.of(self.store))
+        target = OpenBucket.of(MemoryStore())
+        job = ExportJob(target.store, target, request, "zstd", "bench", wave_tasks=16)
+        return list(job.units()), {}
+
+    def compaction(self) -> tuple[list[Any], dict[str, str]]:
+        from tiered.jobs.bucket_compaction import plan_compaction
+
+        (name,) = list_partitions(self.store)
+        plan = plan_compaction(self.store, name, now_ms=1 << 42, settings={"cleanup.policy": "compact"})
+        tasks, common = compaction_tasks(plan)
+        entries = sum(len(group.entries) for group in plan.groups)
+        told = f"{entries:,} of one round" if plan.is_cut else f"{entries:,}"
+        return tasks, {"segments": told, "bytes of all tasks' common part": f"{common}"}
+
+    def scrub(self) -> tuple[list[Any], dict[str, str]]:
+        from tiered.health.scrub import plan_scrub
+        from tiered.jobs.runner import TASK_BYTES, packed
+
+        plan = plan_scrub(self.store, list_partitions(self.store), deep=True)
+        assert not any(survey.suspects for survey in plan.surveys.values())
+        return list(packed(plan.jobs, lambda job: job.read_bytes, TASK_BYTES)), {}
+
+    def pipeline(self) -> tuple[list[Any], dict[str, str]]:
+        from tiered.jobs.job_bucket import OpenBucket
+        from tiered.jobs.pipeline import Fleet, plan_units_of_partition
+
+        fleet = Fleet(bucket=OpenBucket.of(self.store), overrides={"cleanup.policy": "compact"})
+        (name,) = list_partitions(self.store)
+        return plan_units_of_partition(fleet, self.store, name, now_ms=1 << 42), {}
+
+    def rest(self) -> dict[str, str]:
+        return {}
+
+
+def compaction_tasks(plan: Any) -> tuple[list[Any], int]:
+    return [pickle.dumps(replace(plan, groups=(group,))) for group in plan.groups], 0
+
+
+PLANS: dict[str, Callable[[Figures], tuple[list[Any], dict[str, str]]]] = {
+    "read": lambda figures: figures.read(),
+    "read, splitBytes=64MiB": lambda figures: figures.read(splitBytes="64MiB"),
+    "export": lambda figures: figures.export(),
+    "export, splitBytes=64MiB": lambda figures: figures.export(splitBytes="64MiB"),
+    "compaction": lambda figures: figures.compaction(),
+    "scrub": lambda figures: figures.scrub(),
+    "pipeline": lambda figures: figures.pipeline(),
+}
+
+
+def figures_of_plan(folder: Path, name: str) -> dict[str, str]:
+    url = f"file://{folder}/bucket"
+    store = MeteredStore(Listed(open_store(url, {}), folder / "objects"))
+    figures = Figures(store, url)
     before, began, cpu = peak_bytes(), time.perf_counter(), time.process_time()
-    plan = plan_read(store, request)
-    tasks = [InputPartition(each) for each in plan.parts()]
+    tasks, more = PLANS[name](figures)
     wall, used = time.perf_counter() - began, time.process_time() - cpu
     counts, peak = store.counts(), peak_bytes() - before
     sizes = [len(pickle.dumps(each)) for each in tasks[:: max(1, len(tasks) // 1000)]]
@@ -211,9 +337,9 @@ def figures_of_plan(url: str, options: dict[str, str]) -> dict[str, str]:
         "peak memory": f"{peak >> 20} MiB",
         "requests": f"{counts.gets} GET, {counts.puts} PUT, {counts.lists} LIST, {counts.bytes_out // 1000:,} kB",
         "tasks": f"{len(tasks):,}",
-        "bytes of a task": f"{sum(sizes) // len(sizes)}, at most {max(sizes)}",
-        "bytes of all tasks' common part": f"{len(pickle.dumps(plan.common()))}",
-        **figures_of_task(store, plan),
+        "bytes of a task": f"{sum(sizes) // max(1, len(sizes))}, at most {max(sizes, default=0)}",
+        **more,
+        **figures.rest(),
     }
 
 
@@ -233,7 +359,9 @@ def figures_of_task(store: MeteredStore, plan: Sequence[Any]) -> dict[str, str]:
 
 
 def peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    """Of this program alone: ``ru_maxrss`` would include the parent that started it."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
 
 def made_up(count: int, size_bytes: int = 1 << 30) -> Iterator[SegmentEntry]:
