@@ -309,7 +309,11 @@ class Figures:
 
 
 def compaction_tasks(plan: Any) -> tuple[list[Any], int]:
-    return [pickle.dumps(replace(plan, groups=(group,))) for group in plan.groups], 0
+    """The rows of the groups as `tiered.spark.jobs.runner.rewritten` sends them, and the bytes of their common part."""
+    from tiered.spark.jobs.runner import _RANGE, BUFFER_BYTES, _Layout
+
+    rows = [(0, slot, slot, _RANGE.pack(each.base_offset, each.next_offset)) for slot, each in enumerate(plan.groups)]
+    return rows, len(pickle.dumps(_Layout.of([plan], BUFFER_BYTES)))
 
 
 PLANS: dict[str, Callable[[Figures], tuple[list[Any], dict[str, str]]]] = {

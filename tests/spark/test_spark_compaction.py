@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import signal
 import subprocess
@@ -17,7 +18,9 @@ from local.names import TopicPartition
 from local.records.batch import encode_batch
 from local.storage import DiskStorage
 from remote.check.partition_check import ObjectKind
+from remote.manifest import commit_protocol
 from remote.manifest.catalog import list_partitions
+from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
 from tiered.jobs.compaction_passes import compact_partition
 from tiered.read.bucket_reader import RemoteLog
@@ -96,6 +99,27 @@ def test_spark_compaction_equals_that_of_one_process(spark, file_bucket, tmp_pat
         assert entries_of(file_bucket.store) == entries_of(other.store)
     assert not any(value is None for *_, value in there(file_bucket.store))
     assert {key for _, key, *_ in there(file_bucket.store)} != set()
+
+
+def test_compaction_of_many_segments_and_pages_sends_only_offsets_to_its_tasks(spark, file_bucket, monkeypatch):
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=40, page_rows_min=10, kept_entries_min=1)
+    monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
+    for base in range(0, 1300, 10):
+        records = [(b"key-%d" % (at % 7), b"%d" % at, NOW_MS + at, ()) for at in range(base, base + 10)]
+        file_bucket.add("t", 0, [encode_batch(records, base_offset=base)])
+    assert len(file_bucket.log("t", 0)[1].refresh().pages) > 1
+    rows, create = [], type(spark).createDataFrame
+    monkeypatch.setattr(
+        type(spark), "createDataFrame", lambda self, work, *of: rows.extend(work) or create(self, work, *of)
+    )
+    (outcome,) = compact(spark, file_bucket.url, ["t"], settings=SETTINGS, group_bytes=9000, now_ms=NOW_MS)
+    assert (outcome.rows_before, outcome.given_up) == (130, 0)
+    assert len(rows) > 3
+    assert max(len(pickle.dumps(row)) for row in rows) <= 200
+    assert [(key, offset) for _, key, offset, _ in there(file_bucket.store)] == [
+        (b"key-%d" % (at % 7), at) for at in range(1293, 1300)
+    ]
+    assert_sound(file_bucket.store)
 
 
 def entries_of(store):

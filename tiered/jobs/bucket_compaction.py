@@ -2,11 +2,10 @@
 
 1. `plan_compaction` joins the newest epoch and divides a range of segment entries into **groups** of neighbours.
 2. Pass one (`compaction_passes`), for each group by itself: the digest of each key with the offset of its newest
-   record. A Spark shuffle, or `newest_by_group`, then finds the largest offset of each digest. Only digests and offsets
-   leave a task.
+   record. Only these leave a task. A Spark shuffle, or `newest_by_group`, finds the largest offset of each digest.
 3. Pass two, for each group by itself: the cleaner decides, rebuilds and merges segments, and uploads them. Attempts may
    repeat and run in parallel: object names are never used twice.
-4. `commit_compaction` commits all groups in one manifest.
+4. `commit_compaction` commits all groups in one manifest, but not those whose task found other entries than the plan.
 
 The rules are the local cleaner's (`local.cleaner.record_retention`), with the same gates:
 
@@ -39,7 +38,6 @@ from typing import TypedDict, Unpack
 
 from local.cleaner.offset_map import SECRET_BYTES
 from local.errors import Conflict, InvalidRequest, LogError
-from local.index.txn_index import AbortedTransaction
 from local.log.producer_state import ProducerEntry
 from local.names import TopicPartition
 from remote.cache.chunk_cache import ChunkCache
@@ -79,20 +77,12 @@ _ROUNDS = -(1 << 62)  # a note's turn is this plus the offset that the rounds ha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroup:
-    """Neighbouring entries of one task; the index of `before` names the transactions open at the base offset."""
+    """Neighbouring entries of one task, which finds them in the newest manifest and so needs only their offsets."""
 
     number: int
-    entries: tuple[SegmentEntry, ...]
-    before: SegmentEntry | None = None
-    aborted: tuple[AbortedTransaction, ...] = ()
-
-    @property
-    def base_offset(self) -> int:
-        return self.entries[0].base_offset
-
-    @property
-    def next_offset(self) -> int:
-        return self.entries[-1].next_offset
+    base_offset: int
+    next_offset: int
+    entries: tuple[SegmentEntry, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -120,6 +110,7 @@ class CompactionPlan:
     secret: bytes = field(repr=False)
     is_done: bool = False
     is_cut: bool = False
+    is_first: bool = False  # the bucket had no entry below the groups
 
     @property
     def size_bytes(self) -> int:
@@ -137,6 +128,12 @@ class GroupResult:
     number: int
     replaced: tuple[Replacement, ...] = ()
     vouched: tuple[str, ...] = ()
+
+    def is_of(self, group: RowGroup, log_start_offset: int) -> bool:
+        """Whether the task found the planned entries in the newest manifest, apart from expired ones."""
+        named = {*self.vouched, *(ulid for each in self.replaced for ulid in each.ulids)}
+        living = {entry.ulid for entry in group.entries if entry.next_offset > log_start_offset}
+        return living <= named <= {entry.ulid for entry in group.entries}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,8 +206,6 @@ def plan_compaction(
     if is_cut := len(entries) > rows_max:
         entries = first_from(max(start_offset, known.turn - _ROUNDS if known is not None else 0), rows_max)
     upto = entries[-1].next_offset if entries else start_offset
-    aborted = source.aborted_transactions(entries[0].base_offset, upto) if entries else []
-    before = log.ask(manifest, lambda index: _row_before(index, entries[0])) if entries else None
     return CompactionPlan(
         job_id=job_id,
         name=name,
@@ -221,11 +216,12 @@ def plan_compaction(
         upto_offset=upto,
         tombstones_below=tombstone_bound(manifest.parts, manifest.views, manifest.log_start_offset),
         settings={key: value for key, value in values.items() if value != DEFAULTS[key]},
-        groups=tuple(_groups(entries, before, aborted, group_bytes)),
+        groups=tuple(_groups(entries, group_bytes)),
         producers=tuple(source.producers_in_bucket().entries()) if entries else (),
         secret=secrets.token_bytes(SECRET_BYTES),
         is_done=was_done,
         is_cut=is_cut,
+        is_first=bool(entries) and manifest.parts[0].base_offset == entries[0].base_offset,
     )
 
 
@@ -331,10 +327,12 @@ def commit_compaction(
     A group loses the entries that expired since the plan. Raises Fenced after a takeover, Conflict if the topic was
     deleted or the tombstone bound no longer holds: then nothing of the job is visible.
     """
-    results = sorted(results, key=lambda each: each.number)
     note = plan.note
     log = MetadataLog(store, plan.name.prefix)
     joined = log.join(epoch=plan.epoch)
+    found = sorted(results, key=lambda each: each.number)
+    results = [each for each in found if each.is_of(plan.groups[each.number], joined.log_start_offset)]
+    strange = [each for one in found if one not in results for each in one.replaced]
     planned = {entry.ulid: entry for group in plan.groups for entry in group.entries}
     replaced = [each for one in results for each in one.replaced]
     vouched = [planned[ulid] for one in results for ulid in one.vouched]
@@ -344,7 +342,7 @@ def commit_compaction(
         replaced, vouched=vouched, cleaned_through=upto, bound=bound, note=note, is_whole=not missing
     )
     touches = (plan.start_offset, upto)
-    made = [entry for each in replaced for entry in each.entries]
+    made = [entry for each in (*replaced, *strange) for entry in each.entries]
     was_done = plan.is_done or is_done(joined, note)
     try:
         manifest = log.commit(change, now_ms, touches=touches) if replaced or vouched else joined
@@ -355,7 +353,7 @@ def commit_compaction(
     start = manifest.log_start_offset
     done = [each for each in replaced if outcome_of_group(named, start, each) is GroupOutcome.COMMITTED]
     lost = [each for each in replaced if each not in done]
-    _give_up(log, [entry for each in lost for entry in each.entries], touches, now_ms)
+    _give_up(log, [entry for each in (*lost, *strange) for entry in each.entries], touches, now_ms)
     replaced_by_others = [each for each in lost if each.entries[-1].next_offset > start]
     given_up = missing + len(replaced_by_others) + len(lost_entries(manifest, vouched, named))
     if given_up and is_done(manifest, note):  # another run of this job committed first
@@ -395,20 +393,7 @@ def _entries(index: MetadataIndex, start: int, end: int, young_ms: int | None) -
             yield entry
 
 
-def _row_before(index: MetadataIndex, entry: SegmentEntry) -> SegmentEntry | None:
-    """Return the entry with the nearest end at or below `entry`'s base offset, dead or not; None without one."""
-    parts = [part for part in index.manifest.parts if part.base_offset < entry.base_offset]
-    if not parts:
-        return None
-    return list(index.entries_with_dead(parts[-1].base_offset, entry.base_offset))[-1]
-
-
-def _groups(
-    entries: Sequence[SegmentEntry],
-    before: SegmentEntry | None,
-    aborted: Sequence[AbortedTransaction],
-    group_bytes: int,
-) -> Iterator[RowGroup]:
+def _groups(entries: Sequence[SegmentEntry], group_bytes: int) -> Iterator[RowGroup]:
     runs: list[list[SegmentEntry]] = []
     for entry in entries:
         is_next = runs and runs[-1][-1].next_offset == entry.base_offset
@@ -417,7 +402,5 @@ def _groups(
         else:
             runs.append([entry])
     for number, run in enumerate(runs):
-        base, following = run[0].base_offset, run[-1].next_offset
-        concerns = tuple(each for each in aborted if each.last_offset >= base and each.first_offset < following)
-        yield RowGroup(number=number, entries=tuple(run), before=before, aborted=concerns)
-        before = run[-1]
+        ends = {"base_offset": run[0].base_offset, "next_offset": run[-1].next_offset}
+        yield RowGroup(number=number, entries=tuple(run), **ends)

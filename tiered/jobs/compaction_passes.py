@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import islice
 from typing import NamedTuple, Unpack
@@ -38,6 +38,7 @@ from remote.gc.object_deletion import DeleteReason, delete_objects
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import Replacement
+from remote.manifest.manifest_lookup import MetadataIndex
 from remote.manifest.page_out import keys_of
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
@@ -54,6 +55,7 @@ from tiered.jobs.bucket_compaction import (
 )
 from tiered.jobs.joined_segments import joined_epochs
 from tiered.partition.segment_inspection import SegmentInspector
+from tiered.read.partition_source import PartitionSource
 from tiered.stores.object_encoding import encoding_of
 
 _CACHE_BYTES = 4 * RANGE_BYTES
@@ -64,7 +66,7 @@ Numbers = NDArray[np.int64]
 
 @dataclass
 class GroupWork:
-    """One attempt at one group; `directory` is empty and its own, and the caller removes it."""
+    """One attempt at one group of the newest manifest; `directory` is empty and its own, and the caller removes it."""
 
     store: ObjectStore
     plan: CompactionPlan
@@ -73,10 +75,12 @@ class GroupWork:
     storage: Storage
     directory: str
     keys: KeyRing = NO_KEYS
+    log: MetadataLog | None = None
 
     def __post_init__(self) -> None:
         name = self.plan.name
         self._pace = CleanerThrottle(name.topic_partition, lambda: False)
+        self._log = self.log or MetadataLog(self.store, name.prefix)
         self._remote = RemotePartition(self.store, name.prefix, ChunkCache(_CACHE_BYTES), keys=self.keys)
 
     def newest_keys(self, buffer: Buffer) -> Iterator[KeyRun]:
@@ -84,10 +88,9 @@ class GroupWork:
 
         Raises NotFound if entries left the bucket since the plan, except expired ones; Corrupt for damaged bytes.
         """
-        self.group = self._without_expired()
-        segments = [self._fetched(entry) for entry in self.group.entries]
+        segments = [self._fetched(entry) for entry in self._settled()]
         while segments:
-            newest, count = build_offset_map(segments, self.group.next_offset, self.group.aborted, buffer, self._pace)
+            newest, count = build_offset_map(segments, self.group.next_offset, self._aborted, buffer, self._pace)
             for segment in segments[: max(count, 1)]:
                 yield from self._keys_of(segment, newest if count else None)  # None: the first one does not fit
                 self._removed(segment)
@@ -102,7 +105,7 @@ class GroupWork:
             for columns in kernels.decode_in_steps(mapped[start:end], include_control=True):
                 wanted = (columns.key_lengths >= 0) & ~_of_control(columns)
                 if bits is None:
-                    wanted &= ~aborted_batches(columns.table, self.group.aborted)[columns.batch_ordinals]
+                    wanted &= ~aborted_batches(columns.table, self._aborted)[columns.batch_ordinals]
                 else:
                     wanted &= _flags(bits[0], first, len(columns))
                 first += len(columns)
@@ -116,17 +119,16 @@ class GroupWork:
 
         `newest` are the offsets of newest records, ascending: all of the group, and perhaps others.
         """
-        plan, group = self.plan, self._without_expired()
-        if not group.entries:
+        plan, group, found = self.plan, self.group, self._settled()
+        if not found:
             return GroupResult(number=group.number)
-        self.group = group
-        segments = [self._fetched(entry) for entry in group.entries]
+        segments = [self._fetched(entry) for entry in found]
         known = ShuffledOffsetMap(self.storage, segments, np.asarray(newest, np.int64))
-        judge = RecordFilter(self._clean_context(), known, group.aborted)
-        judge.begin(self._open_producers(segments), group.base_offset)
-        pairs = zip(segments, group.entries, strict=True)
+        judge = RecordFilter(self._clean_context(), known, self._aborted)
+        judge.begin(self._open_producers(segments), found[0].base_offset)
+        pairs = zip(segments, found, strict=True)
         judged = [judge.segment(segment, entry.next_offset, self._pace) for segment, entry in pairs]
-        entries, replaced, vouched = iter(group.entries), list[Replacement](), list[str]()
+        entries, replaced, vouched = iter(found), list[Replacement](), list[str]()
         try:
             for together in grouped(judged, log_settings(plan.settings), self._pace):
                 olds = list(islice(entries, len(together)))
@@ -144,13 +146,24 @@ class GroupWork:
             raise
         return GroupResult(number=group.number, replaced=tuple(replaced), vouched=tuple(vouched))
 
-    def _without_expired(self) -> RowGroup:
-        """Return the group without entries whose objects may be deleted at any time."""
-        start = MetadataLog(self.store, self.plan.name.prefix).refresh().log_start_offset
-        entries = tuple(entry for entry in self.group.entries if entry.next_offset > start)
-        expired = len(self.group.entries) - len(entries)
-        before = self.group.entries[expired - 1] if expired else self.group.before
-        return replace(self.group, entries=entries, before=before)
+    def _settled(self) -> list[SegmentEntry]:
+        """Return the group's entries, without those whose objects may be deleted at any time."""
+        start, end = self.group.base_offset, self.group.next_offset
+
+        def question(index: MetadataIndex) -> list[SegmentEntry]:
+            found = [
+                each for each in index.entries(start, end) if start <= each.base_offset and each.next_offset <= end
+            ]
+            first = found[0].base_offset if found else 0
+            below = [part for part in index.manifest.parts if part.base_offset < first][-1:]
+            # The entry with the nearest end at or below the first one, dead or not.
+            self._before = [each for part in below for each in index.entries_with_dead(part.base_offset, first)][-1:]
+            return found
+
+        found = self._log.ask(self._log.refresh(), question)
+        source = PartitionSource(self.plan.name.topic_partition, None, self._remote, self._log)
+        self._aborted = source.aborted_transactions(found[0].base_offset, end) if found else []
+        return found
 
     def _clean_context(self) -> CleanContext:
         plan = self.plan
@@ -165,17 +178,14 @@ class GroupWork:
         )
 
     def _open_producers(self, segments: Sequence[Segment]) -> set[int]:
-        """Return the producers that may have an open transaction at the group's base offset: a superset."""
-        before = self.group.before
-        if before is None:
+        """Return the producers that may have an open transaction at the first entry: a superset."""
+        if not self._before and self.plan.is_first and segments[0].base_offset == self.plan.start_offset:
             return set()
-        try:
-            snapshot = self._remote.indexes(before).producers
-        except NotFound:
-            snapshot = b""
-        if len(snapshot):
-            known = decode_snapshot(snapshot, path=before.indexes_key)
-            return {each.producer_id for each in known if each.transaction_first_offset >= 0}
+        for before in self._before:
+            with suppress(NotFound):
+                if len(snapshot := self._remote.indexes(before).producers):
+                    known = decode_snapshot(snapshot, path=before.indexes_key)
+                    return {each.producer_id for each in known if each.transaction_first_offset >= 0}
         found: set[int] = set()
         for segment in segments:
             for _, data in self._pace.slices(segment):
@@ -291,7 +301,8 @@ def both_passes(
     keys: KeyRing = NO_KEYS,
     buffer: Buffer | None = None,
 ) -> list[GroupResult]:
-    works = [GroupWork(store, plan, each, storage=storage, directory=directory, keys=keys) for each in plan.groups]
+    common = {"storage": storage, "directory": directory, "keys": keys, "log": MetadataLog(store, plan.name.prefix)}
+    works = [GroupWork(store, plan, each, **common) for each in plan.groups]  # type: ignore[arg-type]
     newest = newest_by_group(plan, (run for work in works for run in work.newest_keys(buffer or Buffer())))
     return [work.rewrite(newest[group.number]) for work, group in zip(works, plan.groups, strict=True)]
 

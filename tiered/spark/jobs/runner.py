@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, islice
+from struct import Struct
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar, Unpack, cast
 
 import numpy as np
@@ -31,6 +32,7 @@ from tiered.jobs.bucket_compaction import (
     CompactionPlan,
     GroupResult,
     PlanOptions,
+    RowGroup,
     compact_partitions,
 )
 from tiered.jobs.bucket_copying import CopyJob, CopyOutcome, CopyPlan
@@ -51,10 +53,11 @@ TASKS_PER_CORE = 8  # of a wave: enough that one slow task leaves few cores idle
 BUFFER_BYTES = 64 << 20  # of one task, for keys that come twice in its input; without it more would be shuffled
 PART_BYTES = 1 << 30  # of one task of pass one: a key that repeats in it is sent once
 _ROWS_BYTES = 4 << 20  # of byte strings in one Arrow batch
-_GROUPS = "tp int, part int, slot int, plan binary"
+_GROUPS = "tp int, part int, slot int, range binary"
 _KEYS = "bucket int, tp int, records binary"
 _OFFSETS = "slot int, offsets binary"
 _RESULTS = "tp int, result binary"
+_RANGE = Struct("<qq")  # base and next offset of a group: all that a row says about it
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,12 +302,14 @@ def _selected(
 #
 # It is one action, because a second one would repeat the uploads. Only uploads of successful attempts are committed.
 # Executors need disk for one group each (``work_directory``). The driver holds segment entries, never records.
+# Rows have the offsets of groups; the plans without groups are sent once, with the function of a stage.
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """The numbering that all tasks share. Buckets and groups (slots) are counted over all plans."""
+    """What all tasks share. Buckets and groups (slots) are counted over all plans, which have no groups here."""
 
+    plans: tuple[CompactionPlan, ...]
     buffer_bytes: int
     bases: tuple[tuple[int, ...], ...]  # by plan: each group's first offset
     buckets: tuple[int, ...]  # by plan: number of buckets
@@ -314,7 +319,13 @@ class _Layout:
         counts = [sum(row.record_count for group in plan.groups for row in group.entries) for plan in plans]
         bases = tuple(tuple(group.base_offset for group in plan.groups) for plan in plans)
         buckets = tuple(compaction_passes.bucket_count(each, buffer_bytes) for each in counts)
-        return _Layout(buffer_bytes, bases, buckets)
+        return _Layout(tuple(replace(plan, groups=()) for plan in plans), buffer_bytes, bases, buckets)
+
+    def work(self, bucket: Bucket, log: MetadataLog, tp: int, slot: int, offsets: bytes, directory: str) -> GroupWork:
+        base, following = _RANGE.unpack(offsets)
+        group = RowGroup(number=slot - self.first_slots[tp], base_offset=base, next_offset=following)
+        plan, disk, keys = self.plans[tp], DiskStorage(), bucket.keys()
+        return GroupWork(log.store, plan, group, storage=disk, directory=directory, keys=keys, log=log)
 
     @property
     def first_slots(self) -> list[int]:
@@ -336,7 +347,7 @@ def rewritten(
     parts = packed(groups, lambda each: each[1].size_bytes, min(PART_BYTES, -(-size_bytes // cores)))
     of_group = [number for number, part in enumerate(parts) for _ in part]
     work = [
-        (number, of_group[slot], slot, bytearray(pickle.dumps(replace(plans[number], groups=(group,)))))
+        (number, of_group[slot], slot, bytearray(_RANGE.pack(group.base_offset, group.next_offset)))
         for slot, (number, group) in enumerate(groups)
     ]
     found: dict[int, list[GroupResult]] = {}
@@ -352,10 +363,11 @@ def _as_job(groups: DataFrame, bucket: Bucket, layout: _Layout, parts: int) -> l
     keys = _placed(groups, parts, "part").mapInArrow(partial(_pass_one, bucket, layout), _KEYS)
     offsets = _placed(keys, layout.first_buckets[-1], "bucket").mapInArrow(partial(_newest, layout), _OFFSETS)
     nothing = F.lit(None)
-    # A group that lost every record is rewritten too: its plan is a row of its own.
-    every = offsets.select(nothing.cast("int").alias("tp"), "slot", "offsets", nothing.cast("binary").alias("plan"))
-    every = every.unionByName(groups.select("tp", "slot", nothing.cast("binary").alias("offsets"), "plan"))
-    return _placed(every, layout.first_slots[-1], "slot").mapInArrow(partial(_pass_two, bucket), _RESULTS).collect()
+    # A group that lost every record is rewritten too: its range is a row of its own.
+    every = offsets.select(nothing.cast("int").alias("tp"), "slot", "offsets", nothing.cast("binary").alias("range"))
+    every = every.unionByName(groups.select("tp", "slot", nothing.cast("binary").alias("offsets"), "range"))
+    two = partial(_pass_two, bucket, layout)
+    return _placed(every, layout.first_slots[-1], "slot").mapInArrow(two, _RESULTS).collect()
 
 
 def _placed(frame: DataFrame, tasks: int, column: str) -> DataFrame:
@@ -378,15 +390,12 @@ def _combined(bucket: Bucket, layout: _Layout, batches: Iterator[pa.RecordBatch]
     buffer = Buffer(size_bytes=layout.buffer_bytes)
     at, combiner = -1, Combiner(compaction_passes.records_held(layout.buffer_bytes))
     with bucket.opened() as store:
-        for tp, _, _, pickled in sorted(_rows_of(batches), key=lambda row: row[2]):
-            plan: CompactionPlan = pickle.loads(pickled)  # noqa: S301 - our own driver's
+        for tp, _, slot, offsets in sorted(_rows_of(batches), key=lambda row: row[2]):
             if tp != at:  # another partition: another secret, so nothing to combine
                 yield from ((at, run) for run in combiner.rest())
-                at = tp
+                at, log = tp, MetadataLog(store, layout.plans[tp].name.prefix)
             with bucket.scratch() as directory:
-                keys = bucket.keys()
-                one = GroupWork(store, plan, plan.groups[0], storage=DiskStorage(), directory=directory, keys=keys)
-                for run in one.newest_keys(buffer):
+                for run in layout.work(bucket, log, tp, slot, offsets, directory).newest_keys(buffer):
                     yield from ((tp, ready) for ready in combiner.add(run))
         yield from ((at, run) for run in combiner.rest())
 
@@ -406,28 +415,24 @@ def _newest(layout: _Layout, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
     yield from _as_batches(rows, _OFFSETS)
 
 
-def _pass_two(bucket: Bucket, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _pass_two(bucket: Bucket, layout: _Layout, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     strings: dict[int, list[bytes]] = {}
-    plans: dict[int, tuple[int, bytes]] = {}
-    for tp, slot, offsets, plan in _rows_of(batches):
-        if plan is None:
+    ranges: dict[int, tuple[int, bytes]] = {}
+    for tp, slot, offsets, of_group in _rows_of(batches):
+        if of_group is None:
             strings.setdefault(slot, []).append(offsets)
         else:
-            plans[slot] = tp, plan
-    assert strings.keys() <= plans.keys(), "offsets of an unplanned group"
-    rows = (
-        (tp, pickle.dumps(_rewrite(bucket, pickle.loads(plan), strings.pop(slot, []))))  # noqa: S301 - our own
-        for slot, (tp, plan) in sorted(plans.items())
-    )
-    yield from _as_batches(rows, _RESULTS)
+            ranges[slot] = tp, of_group
+    assert strings.keys() <= ranges.keys(), "offsets of an unplanned group"
 
+    def rewritten() -> Iterator[tuple[int, bytes]]:
+        for slot, (tp, of_group) in sorted(ranges.items()):
+            newest = compaction_passes.offsets_of(strings.pop(slot, []))
+            with bucket.opened() as store, bucket.scratch() as directory:
+                log = MetadataLog(store, layout.plans[tp].name.prefix)
+                yield tp, pickle.dumps(layout.work(bucket, log, tp, slot, of_group, directory).rewrite(newest))
 
-def _rewrite(bucket: Bucket, plan: CompactionPlan, strings: list[bytes]) -> GroupResult:
-    offsets = compaction_passes.offsets_of(strings)
-    strings.clear()
-    with bucket.opened() as store, bucket.scratch() as directory:
-        one = GroupWork(store, plan, plan.groups[0], storage=DiskStorage(), directory=directory, keys=bucket.keys())
-        return one.rewrite(offsets)
+    yield from _as_batches(rewritten(), _RESULTS)
 
 
 def _rows_of(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from disk_model import ModelDisk
 from test_compaction_rounds import KEYS, NEWEST, ROWS, SETTINGS, Topic
 
 from local.cleaner.offset_map import Buffer
+from remote.manifest import commit_protocol
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import expire_segments, remove_pending_deletes
+from remote.manifest.page_out import PageRule
 from remote.segment_entry import SegmentEntry
 from tiered.cli.main import invoke
 from tiered.jobs import bucket_compaction, rewriting
@@ -144,6 +147,58 @@ def test_compaction_reports_a_replaced_group_and_stays_due() -> None:
     assert (again.was_done, again.given_up) == (False, 0)
     assert topic.records() == NEWEST
     assert topic.compact(job_id="j").was_done
+    assert_sound(topic.store)
+
+
+@pytest.mark.parametrize("expired", [0, 1, GROUP])
+def test_compaction_refuses_a_group_whose_task_found_other_entries_than_the_plan(expired: int) -> None:
+    """Tasks read the newest manifest. The first group is replaced after the plan; entries of it, or more, expire."""
+    topic = Topic()
+    job = Job(topic)
+    if expired == 1:
+        expire(topic, 1)
+        entries = topic.manifest().segments[: GROUP - 1]
+        plan = plan_merge(topic.store, topic.name, now_ms=NOW_MS, target_bytes=sum(each.size_bytes for each in entries))
+        done = [rewrite_group(plan, plan.groups[0], topic.store)]
+        assert commit_groups(topic.store, plan, done, turn=1, now_ms=NOW_MS).rows_after == 1
+    else:
+        merge_first_group(topic)
+    if expired == GROUP:
+        expire(topic, 1)
+    results = job.rewritten()
+    start, before = topic.manifest().log_start_offset, set(pending_deletes(topic))
+    outcome = job.commit(results)
+    assert (outcome.given_up, outcome.was_done) == (int(expired < GROUP), False)
+    assert outcome.rows_before == ROWS - GROUP
+    made = {entry.data_key for each in results[0].replaced for entry in each.entries}
+    assert bool(made) == (expired < GROUP)
+    assert made <= pending_deletes(topic) - before
+    assert topic.records()[-KEYS:] == NEWEST
+    again = topic.compact(job_id="j")
+    assert (again.was_done, again.given_up) == (expired == GROUP, 0)
+    assert topic.records() == [record for record in NEWEST if record[0] >= start]
+    assert_sound(topic.store)
+
+
+def test_compaction_task_that_knows_only_offsets_finds_the_planned_entries_in_pages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=40, page_rows_min=10, kept_entries_min=1)
+    monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
+    topic = Topic(150)
+    assert len(topic.manifest().pages) > 1
+    job = Job.__new__(Job)
+    job.topic, job.disk = topic, ModelDisk()
+    job.disk.make_directory("./job")
+    job.plan = topic.plan(job_id="j", group_bytes=8_000)
+    groups = [replace(group, entries=()) for group in job.groups]
+    common = {"storage": job.disk, "directory": "./job"}
+    stripped = replace(job.plan, groups=())
+    works = [GroupWork(topic.store, stripped, each, **common) for each in groups]  # type: ignore[arg-type]
+    newest = newest_by_group(job.plan, (run for work in works for run in work.newest_keys(Buffer())))
+    outcome = job.commit([work.rewrite(newest[each.number]) for work, each in zip(works, groups, strict=True)])
+    assert (outcome.given_up, outcome.rows_before, len(groups) > 5) == (0, 150, True)
+    assert topic.records() == [(at, b"v%d" % at) for at in range(150 * 20 - KEYS, 150 * 20)]
     assert_sound(topic.store)
 
 
