@@ -24,11 +24,10 @@ from remote.manifest.manifest_changes import Change
 from remote.manifest.manifest_page import encode_page
 from remote.manifest.writer_roles import CO_WRITER, WriterState
 from tiered.jobs import bucket_deletion
-from tiered.maintenance import apply
+from tiered.maintenance import apply, view_building
 from tiered.migrate import fork as forking
 from tiered.node import upload_pause
 from tiered.partition import partition, partition_opening, reconciliation
-from tiered.views import view_building
 
 Patch = pytest.MonkeyPatch
 

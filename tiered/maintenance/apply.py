@@ -5,7 +5,7 @@ Any prefix of a plan is safe: after a failure the next maintenance does the rest
 * copy: read and check the bytes → upload data and indexes → verify → **commit the manifest** (only now the copy
   exists). A failed copy ends the copies of its run: an entry committed past a missing one would be a permanent hole.
 * local drop: check the newest committed manifest → hide from readers → rename → delete after the delay.
-* view: `tiered.views.view_building`; its horizon rises before the log start may pass it.
+* view: `tiered.maintenance.view_building`; its horizon rises before the log start may pass it.
 * log start: commit it in the manifest (tiered) → write the checkpoint → publish it to readers.
 * expire: one commit that removes entries and unlinks their objects; no byte is deleted.
 * disable the tier: `tiered.partition.partition`.
@@ -51,9 +51,9 @@ from remote.gc.delayed_delete import collect_manifests, delete_due_objects, dele
 from remote.manifest.manifest_changes import expire_pages, expire_segments
 from remote.manifest.manifest_page import Rows
 from tiered.maintenance.upload_and_commit import Application, Applied, advance_entries, copy_segments, replace_remote
+from tiered.maintenance.view_building import ViewWork, build_view
 from tiered.partition.partition import Partition, disable_tier_of
 from tiered.partition.tier_state import TierAction
-from tiered.views.view_building import ViewWork, build_view
 
 Progress = Callable[[Decision], None]
 Decide = Callable[[PartitionSnapshot], Sequence[Decision]]

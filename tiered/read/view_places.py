@@ -216,7 +216,7 @@ class LocalViews:
     | ``view/<name>/<stem>.log``, ``.indexes`` | the parts, as in a bucket |
     | ``view/~aside/<ulid>`` | a part that is being written |
 
-    Order of effects of a run (`tiered.views.view_building`), and the state after a crash:
+    Order of effects of a run (`tiered.maintenance.view_building`), and the state after a crash:
 
     | step | effect | a crash after it leaves | removed by |
     |---|---|---|---|

@@ -12,7 +12,7 @@ ONLY_FOR_ROUNDS = {
     "tiered.maintenance.maintenance",
     "tiered.maintenance.apply",
     "tiered.maintenance.upload_and_commit",
-    "tiered.views.view_building",
+    "tiered.maintenance.view_building",
     "remote.upload.segment_upload",
     "asyncio",
 }

@@ -13,9 +13,9 @@ from local.log.producer_state import Producer
 from policies import invariants, retention
 from remote.manifest.view import ViewState, find_view
 from tiered.jobs.view_jobs import build_views, drop_views, plan_views, view_status, views_to_drop
+from tiered.maintenance import view_building
+from tiered.maintenance.view_building import PART_BYTES_MAX, PARTS_WANTED, part_bytes
 from tiered.read.bucket_reader import RemoteLog
-from tiered.views import view_building
-from tiered.views.view_building import PART_BYTES_MAX, PARTS_WANTED, part_bytes
 
 
 @pytest.fixture

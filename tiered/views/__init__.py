@@ -1,1 +1,0 @@
-"""Build compacted views; `tiered.read.reader` reads them."""
