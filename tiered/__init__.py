@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tiered.config.config import Config
     from tiered.manager.manager import LogManager
-    from tiered.read.bucket_reader import open_remote
+    from tiered.tables.remote_tables import open_remote
 
 __version__ = "0.1.0"
 __all__ = ["Config", "LogManager", "__version__", "open_remote"]
@@ -18,7 +18,7 @@ __all__ = ["Config", "LogManager", "__version__", "open_remote"]
 _HOMES = {
     "Config": "tiered.config.config",
     "LogManager": "tiered.manager.manager",
-    "open_remote": "tiered.read.bucket_reader",
+    "open_remote": "tiered.tables.remote_tables",
 }
 
 

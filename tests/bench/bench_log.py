@@ -45,7 +45,7 @@ from local.settings import LogSettings
 from local.storage import DiskStorage
 from tiered.config.config import Config
 from tiered.manager.manager import LogManager
-from tiered.read.bucket_reader import open_remote
+from tiered.tables.remote_tables import open_remote
 
 RUNS = 5
 SEGMENTS = 10_000

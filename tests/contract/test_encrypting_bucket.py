@@ -20,7 +20,7 @@ from remote.store.probe import probe_store
 from remote.store.s3_options import ObjectSettings
 from tiered.cli.errors import Exit
 from tiered.cli.main import invoke
-from tiered.read.bucket_reader import open_remote
+from tiered.tables.remote_tables import open_remote
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(120)]
 ID = "A" * 22

@@ -15,8 +15,9 @@ from local.format.record import StoredRecord
 from local.names import TopicPartition
 from local.records.isolation import Isolation
 from tiered.manager.manager import LogManager
-from tiered.read.bucket_reader import RemoteLog, open_remote
+from tiered.read.bucket_reader import RemoteLog
 from tiered.serve.groups.offsets_records import OffsetKey, OffsetValue, decode_key, decode_value
+from tiered.tables.remote_tables import open_remote
 
 COMMITTED = Isolation.READ_COMMITTED
 

@@ -232,6 +232,15 @@ def test_tutorial_spark_program_runs(programs_folder: Path) -> None:
     assert sum(map(int, counts)) == 10_000
 
 
+def test_queries_by_arrow_run(programs_folder: Path) -> None:
+    duckdb, polars, torch = _PYTHON.findall((HOW_TO / "query-with-arrow.md").read_text())
+    counts = re.findall(r"│ +([012]) │ +(\d+) │ +(\d+) │", run_python(duckdb, programs_folder))
+    assert [int(last) + 1 for _, _, last in counts] == [int(records) for _, records, _ in counts]
+    assert sum(int(records) for _, records, _ in counts) == 10_000
+    assert all(records in run_python(polars, programs_folder) for _, records, _ in counts)
+    assert int(run_python(torch, programs_folder)) == sum(len(b"click %d" % number) for number in range(10_000))
+
+
 def test_code_blocks_of_the_embedding_guide_run_as_one_program(tmp_path: Path) -> None:
     shell("tiered init road", tmp_path)
     printed = run_python("\n".join(_PYTHON.findall(EMBEDDING.read_text())), tmp_path)

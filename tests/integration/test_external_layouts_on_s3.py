@@ -13,7 +13,7 @@ from remote.external.external_layout import LayoutOptions
 from remote.store.open_store import open_store
 from tiered.demo.s3_endpoint import S3Endpoint
 from tiered.migrate.import_bucket import plan_import, run_import
-from tiered.read.bucket_reader import open_remote
+from tiered.tables.remote_tables import open_remote
 
 pytestmark = pytest.mark.server
 

@@ -15,7 +15,7 @@ from real_daemon import Daemon, Node
 
 from local.names import TopicPartition
 from tiered.demo.s3_endpoint import S3Endpoint
-from tiered.read.bucket_reader import open_remote
+from tiered.tables.remote_tables import open_remote
 
 pytestmark = pytest.mark.server
 

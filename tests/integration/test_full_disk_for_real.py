@@ -19,7 +19,7 @@ from real_daemon import IMPATIENT, Daemon, Node, SmallDisk, appending
 from local.names import TopicPartition
 from tiered.cli.main import invoke
 from tiered.demo.s3_endpoint import S3Endpoint
-from tiered.read.bucket_reader import open_remote
+from tiered.tables.remote_tables import open_remote
 
 pytestmark = [pytest.mark.server, pytest.mark.mounts]
 

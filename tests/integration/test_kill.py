@@ -22,7 +22,7 @@ from local.names import TopicPartition
 from tiered.config.config import Config
 from tiered.demo.s3_endpoint import S3Endpoint
 from tiered.manager.manager import LogManager
-from tiered.read.bucket_reader import open_remote
+from tiered.tables.remote_tables import open_remote
 
 pytestmark = pytest.mark.server
 

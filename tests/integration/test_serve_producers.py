@@ -19,8 +19,8 @@ from local.format.record import StoredRecord
 from local.names import TopicPartition
 from tiered.config.config import Config
 from tiered.manager.manager import LogManager
-from tiered.read.bucket_reader import open_remote
 from tiered.serve.node.endpoint import serving_node
+from tiered.tables.remote_tables import open_remote
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of its way to read its own files

@@ -11,7 +11,7 @@ from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 from remote.store.open_store import open_store
 from tiered.demo.s3_endpoint import S3Endpoint
 from tiered.jobs.view_jobs import build_views, plan_views
-from tiered.read.bucket_reader import open_remote
+from tiered.tables.remote_tables import open_remote
 
 
 @pytest.fixture(scope="module")

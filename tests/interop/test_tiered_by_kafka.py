@@ -16,7 +16,8 @@ from remote.external.external_layout import LayoutOptions
 from remote.store.memory_store import MemoryStore
 from remote.store.open_store import open_store
 from tiered.migrate.import_bucket import plan_import, run_import
-from tiered.read.bucket_reader import RemoteLog, open_remote
+from tiered.read.bucket_reader import RemoteLog
+from tiered.tables.remote_tables import open_remote
 
 pytestmark = pytest.mark.kafka
 

@@ -190,7 +190,7 @@ def _the_logs_again(page: Follower) -> None:
 
 
 def _was_imported(page: Follower) -> None:
-    from tiered.read.bucket_reader import open_remote
+    from tiered.tables.remote_tables import open_remote
 
     with open_remote(page.here("s3://my-bucket/logs")) as bucket:
         assert bucket.reader().offsets(TopicPartition("orders", 0)) == (0, page.names["end"])

@@ -24,9 +24,9 @@ from remote.store.open_store import open_store
 from tiered.config.config import Config
 from tiered.jobs.rewriting import plan_merge, plan_recode, run_rewrite
 from tiered.manager.manager import LogManager
-from tiered.read.bucket_reader import open_remote
 from tiered.spark import read_arrow
 from tiered.spark.source.pinned_snapshots import pinned
+from tiered.tables.remote_tables import open_remote
 
 pytestmark = pytest.mark.spark
 

@@ -346,7 +346,7 @@ class Layout:
     ) -> RemoteLog:
         """Open a bucket to read `topic`, with its id if several topics have the name. Raises as `open_remote`."""
         session.set_up_logging()
-        from tiered.read.bucket_reader import open_remote
+        from tiered.tables.remote_tables import open_remote
 
         topic_ids = {topic: topic_id} if topic_id is not None else {}
         return open_remote(url, options, topic_ids=topic_ids, **self.words())

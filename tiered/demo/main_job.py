@@ -39,7 +39,7 @@ from tiered.demo.s3_endpoint import S3Endpoint
 from tiered.maintenance.upload_and_commit import Applied
 from tiered.manager.manager import LogManager
 from tiered.partition.partition_status import PartitionStatus, partition_status
-from tiered.read.bucket_reader import open_remote
+from tiered.tables.remote_tables import open_remote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -5,7 +5,6 @@ Topics of one name (deleted and created again, or of two directories) are never 
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +12,6 @@ from contextlib import AbstractContextManager
 
 from local.errors import AccessDenied, Corrupt, InvalidRequest, NotFound
 from local.names import TopicPartition, check_topic
-from local.storage import DiskStorage
 from local.verify.findings import Finding
 from remote.cache.chunk_cache import ChunkCache
 from remote.cache.disk_cache import DiskCache
@@ -24,13 +22,11 @@ from remote.keys import partition_prefix
 from remote.manifest.catalog import RemotePartitionName, list_partitions, list_topics, partitions_of
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest, check_says_something
-from remote.manifest.manifest_lookup import ManifestDiskCache, manifest_disk_cache, shares
+from remote.manifest.manifest_lookup import ManifestDiskCache
 from remote.manifest.sealing import keyed
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
-from remote.store.open_store import open_store
 from tiered.config.properties import nearest
-from tiered.config.secrets import load_key_ring, split_url
 from tiered.read.external_partition import external_source
 from tiered.read.partition_source import PartitionSource, Readable
 from tiered.stores.parallel import side_by_side
@@ -301,48 +297,6 @@ class RemoteLog(Readable, AbstractContextManager["RemoteLog"]):
             guesses=RangePredictor(),
         )
         return PartitionSource(partition, None, remote, metadata)
-
-
-def open_remote(
-    url: str,
-    options: Mapping[str, object] | None = None,
-    *,
-    topic_ids: Mapping[str, str] | None = None,
-    key_ring: str | None = None,
-    cache_bytes: int = CACHE_BYTES,
-    cache_dir: str | None = None,
-    cache_dir_bytes: int = CACHE_DIR_BYTES,
-    layout: str = "tiered",
-    prefixes: Sequence[str] = ("",),
-    private_keys: Mapping[str, str] | None = None,
-) -> RemoteLog:
-    """Open the bucket at `url` (``s3://bucket/prefix``, ``file:///path``), with fsspec's options for it.
-
-    | parameter | meaning |
-    |---|---|
-    | `topic_ids` | as in `RemoteLog` |
-    | `key_ring` | a file of keys, which the environment may name as well (`tiered.config.secrets`) |
-    | `cache_bytes` | memory for fetched bytes |
-    | `cache_dir` | keeps up to `cache_dir_bytes` of fetched bytes and of the index for later processes |
-    | `layout` | ``tiered``, ``aiven``, ``local-tiered-storage``, ``pinterest``, ``logs``, or ``auto`` to detect it |
-    | `prefixes` | for Aiven: the values of ``key.prefix`` |
-    | `private_keys` | for Aiven: the files of the RSA keys by their ids |
-
-    No request is sent before the first read. Raises InvalidRequest for an invalid url or option, and the errors of
-    reading the key ring.
-    """
-    split_url(url)
-    wanted_layout = LayoutOptions(layout=layout, prefixes=tuple(prefixes), private_keys=dict(private_keys or {}))
-    if cache_dir and not wanted_layout.is_ours:
-        raise InvalidRequest("cannot cache an external bucket on a disk, it has no checksums", layout=layout)
-    keys = load_key_ring(key_ring, os.environ)
-    piece_bytes, index_bytes = shares(cache_dir_bytes)
-    disk = DiskCache.open(DiskStorage(), os.path.abspath(cache_dir), piece_bytes) if cache_dir else None
-    store = open_store(url, dict(options or {}))
-    copies = manifest_disk_cache(cache_dir, index_bytes, is_writer=disk is not None)
-    return RemoteLog(
-        store, cache_bytes=cache_bytes, topic_ids=topic_ids, keys=keys, disk=disk, copies=copies, layout=wanted_layout
-    )
 
 
 def topic_ids(store: ObjectStore, topic: str) -> list[str]:

@@ -256,7 +256,7 @@ def ls(
 ) -> int:
     """List the partitions of a bucket: offsets, segments, bytes, and offsets that no segment holds."""
     session.set_up_logging(reports_problems=True)
-    from tiered.read.bucket_reader import open_remote
+    from tiered.tables.remote_tables import open_remote
 
     rows: list[RemotePartition] = []
     errors: list[LogError] = []

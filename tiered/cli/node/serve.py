@@ -43,7 +43,7 @@ class _Bucket:
 
     def open(self, worker: Worker | None) -> RemoteLog:
         """Open the bucket; each worker has a cache of its own. Raises InvalidRequest for an invalid value."""
-        from tiered.read.bucket_reader import open_remote
+        from tiered.tables.remote_tables import open_remote
 
         limit_bytes = size_bytes("--cache-size", self.cache_size, _CACHE_SIZE, least=1 << 20)
         cache_dir = self.cache_dir if worker is None else worker.directory_in(self.cache_dir)

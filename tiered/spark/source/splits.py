@@ -122,6 +122,10 @@ class ReadPlan(Sequence[Split]):
         """The range, start offset, next offset and bytes of each task, without the task itself."""
         return ((self._ranges[at], start, end, size) for _, at, start, end, size, *_ in _HEAD.iter_unpack(self._heads))
 
+    def pins(self) -> list[tuple[str, Pin]]:
+        """The pins of the ranges, each with its partition's prefix."""
+        return list(self._pins)
+
 
 def plan_splits(
     ranges: Sequence[PartitionRange],

@@ -16,8 +16,9 @@ from local.records.isolation import Isolation
 from remote.external.external_layout import LayoutOptions
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.store_wrapper import MeteredStore
-from tiered.read.bucket_reader import RemoteLog, open_remote
+from tiered.read.bucket_reader import RemoteLog
 from tiered.read.external_partition import built_indexes, position_of
+from tiered.tables.remote_tables import open_remote
 
 COMMITTED = Isolation.READ_COMMITTED
 

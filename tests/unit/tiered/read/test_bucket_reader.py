@@ -19,8 +19,9 @@ from remote.manifest.manifest_changes import delete_partition
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.store_wrapper import MeteredStore
 from tiered.cli.main import invoke
-from tiered.read.bucket_reader import RemoteLog, open_remote, topic_ids
+from tiered.read.bucket_reader import RemoteLog, topic_ids
 from tiered.read.partition_source import PartitionSource
+from tiered.tables.remote_tables import open_remote
 
 OLD, NEW = "AAAAAAAAAAAAAAAAAAAAAA", "BBBBBBBBBBBBBBBBBBBBBA"
 

@@ -35,8 +35,9 @@ from tiered.health.doctor import examine
 from tiered.jobs.key_rotation import rewrap, rewrap_keys, rotate_keys
 from tiered.jobs.view_jobs import build_views, plan_views
 from tiered.manager.manager import LogManager
-from tiered.read.bucket_reader import RemoteLog, open_remote
+from tiered.read.bucket_reader import RemoteLog
 from tiered.stores.configured_store import configured_store, object_settings, store_options
+from tiered.tables.remote_tables import open_remote
 
 NOW = 1_700_000_000_000
 KEYS = {"one": bytes(range(32)), "two": bytes(range(32, 64))}
