@@ -23,6 +23,7 @@ from tiered.health.scrub import plan_scrub, report_of, run_scrub
 from tiered.health.scrub_report import ScrubState
 from tiered.spark import export, scrub
 from tiered.spark.jobs.runner import SparkRunner
+from tiered.tables.parquet_export import export as threads_export
 
 pytestmark = pytest.mark.spark
 
@@ -108,6 +109,20 @@ def test_export_has_every_record_once_under_its_date(spark, bucket, target):
     assert {each.key for each in result.files} == {str(path.relative_to(target)) for path in target.rglob("*.parquet")}
 
 
+def test_threads_export_the_files_of_spark(spark, file_bucket, target, tmp_path):
+    fill(file_bucket)
+    (tmp_path / "threads").mkdir()
+    options = {"subscribe": "t", "splitBytes": "300"}
+    export(spark, file_bucket.url, f"file://{target}", job_id="one", wave_tasks=4, **options)
+    threads_export(file_bucket.url, f"file://{tmp_path}/threads", job_id="one", threads=1, **options)
+    assert exported(tmp_path / "threads") == exported(target) == expected(file_bucket.rows)
+    one, other = (
+        {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*.parquet")}
+        for folder in (target, tmp_path / "threads")
+    )
+    assert one == other
+
+
 def test_export_of_many_dates_and_records_without_a_timestamp(spark, file_bucket, target):
     times = [NOW_MS + (at % 40) * DAY for at in range(200)] + [-1]
     records = [(b"k", b"v", time, ()) for time in times]
@@ -177,7 +192,7 @@ def test_invalid_export_is_refused_with_a_reason(spark, file_bucket, target):
     fill(file_bucket)
     with pytest.raises(InvalidRequest, match="the codec is unknown"):
         export(spark, file_bucket.url, f"file://{target}", subscribe="t", codec="rar")
-    with pytest.raises(InvalidRequest, match="cannot export with Spark, invalid job id"):
+    with pytest.raises(InvalidRequest, match="cannot export, invalid job id"):
         export(spark, file_bucket.url, f"file://{target}", subscribe="t", job_id="a/b")
     with pytest.raises(NotFound, match="not in the bucket"):
         export(spark, file_bucket.url, f"file://{target}", subscribe="nope")
@@ -223,7 +238,7 @@ def test_backfill_command_exports_the_selected_records(file_bucket, target):
         (["t", "--from", "-5"], "--from"),
         (["t", "--from", "end"], "nothing to export between these positions"),
         (["nope"], "the partition is not in the bucket"),
-        (["t", "--conf", "a=b"], "spark.NAME=VALUE"),
+        (["t", "--spark", "local[1]", "--conf", "a=b"], "spark.NAME=VALUE"),
     ],
 )
 def test_invalid_backfill_is_refused_before_spark_starts(file_bucket, target, words, said, monkeypatch, capsys):

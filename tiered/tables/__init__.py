@@ -3,5 +3,6 @@
 | module | content |
 |---|---|
 | `remote_tables` | `open_remote` and `RemoteTables.scan` |
+| `parquet_export` | Parquet files by topic and day, in threads |
 | `scan` | the selection of a scan, its threads and its memory |
 """

@@ -324,7 +324,7 @@ RECORDS = (
     ),
     _entry(
         "Spark is not installed",
-        "backfill orders --to file:///srv/out",
+        "backfill orders --to file:///srv/out --spark 'local[*]'",
         2,
         "pyspark",
         hint="tiered[spark]",
@@ -332,7 +332,7 @@ RECORDS = (
     ),
     _entry(
         "no Java for Spark",
-        "backfill orders --to file:///srv/out",
+        "backfill orders --to file:///srv/out --spark 'local[*]'",
         2,
         "found no Java >= 17",
         hint="apt-get install openjdk-17-jre-headless",

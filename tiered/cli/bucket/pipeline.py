@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from local.errors import InvalidRequest
+from local.errors import InvalidRequest, Unavailable
 from local.names import check_topic
 from tiered.cli.errors import Exit
 from tiered.cli.job_command import Bucket, JobCommand, check_job_id, is_submitted, open_bucket, task_bucket
@@ -269,15 +269,17 @@ def backfill(
     codec: str = option("--codec NAME", "Set the compression of the files.", default="zstd"),
     read_committed: bool = option("--read-committed", "Omit records of aborted transactions."),
     parallel: str = option(
-        "--parallel auto|N", "Set the number of concurrent tasks; auto: chosen by Spark.", default="auto"
+        "--parallel auto|N", "Set the number of threads, or of Spark tasks; auto: by the CPUs.", default="auto"
     ),
     dry_run: bool = option("--dry-run", "Show which offsets and bytes would be read, write nothing."),
     job_id: str | None = option("--resume JOB", "Resume this job, or start a job with this name."),
     job: JobCommand = GROUP,
 ) -> int:
-    """Export records of the bucket as Parquet files with Spark, by topic and day. Changes nothing in the bucket."""
+    """Export records of the bucket as Parquet files by topic and day. Changes nothing in the bucket."""
     from remote.store.open_store import open_store
 
+    if job.spark_conf and not job.is_on_spark:
+        raise click.UsageError("--conf sets properties of Spark: add --spark MASTER")
     now, tasks = now_ms(), parse_parallel(parallel)
     with open_bucket(session, job.url, job.options) as bucket:
         bucket.partitions(targets, job.topic_id)  # report errors before the slow start of Spark
@@ -287,7 +289,9 @@ def backfill(
         read["topicId"] = job.topic_id
     if read_committed:
         read["kafka.isolation.level"] = "read_committed"
+    from remote.keys import new_ulid
     from tiered.spark.jobs.exporting import export, plan_export
+    from tiered.tables import parquet_export
 
     if dry_run:
         ranges = plan_export(bucket.url, **read)
@@ -302,25 +306,26 @@ def backfill(
     def exported(stage: str, done: int, everything: int) -> str:
         return f"exported {format_bytes(done)} of {format_bytes(everything)}"
 
-    with job.stoppable(), job.spark(f"backfill {' '.join(targets)}") as spark:
-        result = export(
-            spark,
-            bucket.url,
-            target,
-            to_options=to_options,
-            job_id=job_id,
-            codec=codec,
-            wave_tasks=tasks,
-            should_stop=job.should_stop,
-            progress=partial(_line_progress(session, "bytes", exported), "export"),
-            **read,
-        )
+    job_id = job_id or new_ulid(now)
+    again = f"resume with: tiered backfill {' '.join(targets)} --to {target} --resume {job_id}"
+    more: dict[str, Any] = {"to_options": to_options, "job_id": job_id, "codec": codec, "should_stop": job.should_stop}
+    more |= {"progress": partial(_line_progress(session, "bytes", exported), "export"), **read}
+    try:
+        with job.stoppable():
+            if job.is_on_spark:
+                with job.spark(f"backfill {' '.join(targets)}") as spark:
+                    result = export(spark, bucket.url, target, wave_tasks=tasks, **more)
+            else:
+                result = parquet_export.export(bucket.url, target, threads=tasks, **more)
+    except Unavailable:
+        session.say(again)
+        raise
     job.print(Backfilled.of(result, job=result.job_id, files=[ParquetFile.of(each) for each in result.files]))
     files, size = counted(len(result.files), "file"), format_bytes(result.size_bytes)
     session.say(f"{counted(result.records, 'record')} in {files}, {size}, job {result.job_id}")
     if result.is_complete:
         return Exit.DONE
-    return job.interrupted(f"resume with: tiered backfill {' '.join(targets)} --to {target} --resume {result.job_id}")
+    return job.interrupted(again)
 
 
 def parse_parallel(text: str) -> int | None:

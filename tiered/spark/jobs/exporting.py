@@ -1,4 +1,4 @@
-"""Export records as Parquet files by topic and date, in Spark tasks; resumable, each record once.
+"""Export records as Parquet files by topic and date, in Spark tasks or threads; resumable, each record once.
 
 | object below the target | content |
 |---|---|
@@ -40,7 +40,7 @@ from remote.gc.object_deletion import DeleteReason, delete_objects
 from remote.keys import new_ulid
 from remote.store import ObjectStore, ranged_source
 from tiered.jobs.job_bucket import Bucket
-from tiered.jobs.runner import Failures, Job, run_job
+from tiered.jobs.runner import Executor, Failures, Job, run_job
 from tiered.spark.jobs.runner import SparkRunner
 from tiered.spark.options import Bound, ReadOptions, parse_options
 from tiered.spark.source.planning import plan_read, wall_ms
@@ -150,14 +150,29 @@ def export(
     A `job_id` that `to` has continues that job with its own offsets. `progress` receives the finished and all bytes.
     Raises the errors of planning a read, and InvalidRequest for an invalid codec or job id, or another bucket's job.
     """
-    if codec not in CODECS:
-        raise InvalidRequest("cannot export with Spark, the codec is unknown", codec=codec, choices=",".join(CODECS))
-    if job_id is not None and not _JOB.fullmatch(job_id):
-        raise InvalidRequest("cannot export with Spark, invalid job id: use letters, digits and _", job=repr(job_id))
-    request = parse_options({"path": url, **options, "includeHeaders": "true"})
-    target = Bucket(url=to, options=to_options or {}, work_directory=work_directory)
-    job_id, done = job_id or new_ulid(wall_ms()), 0
+    job_id = job_id or new_ulid(wall_ms())
     runner = SparkRunner(spark, job_id=f"tiered-export-{job_id}", wave_tasks=wave_tasks, should_stop=should_stop)
+    target = Bucket(url=to, options=to_options or {}, work_directory=work_directory)
+    return export_by(runner, runner.tasks_of_a_wave, url, target, job_id, codec=codec, progress=progress, **options)
+
+
+def export_by(
+    executor: Executor,
+    wave_tasks: int,
+    url: str,
+    target: Bucket,
+    job_id: str,
+    *,
+    codec: str,
+    progress: Callable[[int, int], None],
+    **options: str,
+) -> ExportResult:
+    """As `export`. The executor returns the results of a whole wave of `wave_tasks` tasks, or fails."""
+    if codec not in CODECS:
+        raise InvalidRequest("cannot export, the codec is unknown", codec=codec, choices=",".join(CODECS))
+    if not _JOB.fullmatch(job_id):
+        raise InvalidRequest("cannot export, invalid job id: use letters, digits and _", job=repr(job_id))
+    request, done = parse_options({"path": url, **options, "includeHeaders": "true"}), 0
 
     def report(size_bytes: int) -> None:
         nonlocal done
@@ -165,9 +180,9 @@ def export(
         progress(done, job.read_bytes)
 
     with target.opened() as store:
-        job = ExportJob(store, target, request, codec, job_id, wave_tasks=runner.tasks_of_a_wave)
+        job = ExportJob(store, target, request, codec, job_id, wave_tasks=wave_tasks)
         report(0)
-        (result,) = run_job(job, runner, task_bytes=0, progress=report)
+        (result,) = run_job(job, executor, task_bytes=0, progress=report)
     return result
 
 
@@ -277,7 +292,7 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
             self._store.put_if_absent(self._key("plan.json"), msgspec.json.encode(plan))
         except AlreadyExists as error:  # the plan of another driver, or of an earlier attempt of this call
             if self._read("plan.json", _PLAN) != plan:
-                wrong = "cannot export with Spark, another driver runs this job"
+                wrong = "cannot export, another driver runs this job"
                 raise InvalidRequest(wrong, job=self.job_id) from error
         return found
 

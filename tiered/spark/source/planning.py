@@ -98,7 +98,7 @@ class OpenPartition:
         options = self.options
         start, end = self.offset_of(options.start), self.offset_of(options.end, is_end=True)
         if start > end and options.fail_on_data_loss and options.start.kind is options.end.kind:
-            wrong = "cannot read with Spark, the start is above the end (failOnDataLoss=false reads nothing there)"
+            wrong = "cannot read, the start is above the end (failOnDataLoss=false reads nothing there)"
             raise OffsetOutOfRange(wrong, partition=self.name.topic_partition, start=start, end=end)
         return self.ranges_between(start, max(start, end))
 
@@ -131,7 +131,7 @@ class OpenPartition:
         first, after = self.edges
         if self.options.fail_on_data_loss and not first <= offset <= after:
             facts = {"offset": offset, "log_start_offset": first, "next_offset": after}
-            wrong = "cannot read with Spark, the offset is outside the log"
+            wrong = "cannot read, the offset is outside the log"
             raise OffsetOutOfRange(wrong, partition=self.name.topic_partition, **facts)
         return min(max(offset, first), after)
 
@@ -173,7 +173,7 @@ class OpenPartition:
         lost = [(first, after) for first, after in source.gaps if first < end and after > start]
         if lost:
             gaps = " ".join(f"[{first}, {after})" for first, after in lost[:5])
-            attempt = "cannot read with Spark, the bucket lacks segments (failOnDataLoss=false reads the others)"
+            attempt = "cannot read, the bucket lacks segments (failOnDataLoss=false reads the others)"
             raise OffsetOutOfRange(attempt, partition=self.name.topic_partition, lost=gaps)
 
     def _offset_of_timestamp(self, timestamp_ms: int, *, strict: bool) -> int:
@@ -187,7 +187,7 @@ class OpenPartition:
             return found
         if strict:
             fix = "startingOffsetsByTimestampStrategy=latest reads nothing there"
-            wrong = "cannot read with Spark, there is no record at or after the starting timestamp"
+            wrong = "cannot read, there is no record at or after the starting timestamp"
             raise InvalidRequest(wrong, partition=partition, timestamp_ms=timestamp_ms, fix=fix)
         return after
 
@@ -269,11 +269,11 @@ def named_partitions(there: list[RemotePartitionName], options: ReadOptions) -> 
         wanted = set(options.topics or ()) | {each.topic for each in options.partitions or ()}
     if missing := sorted(wanted - topics):
         there_are = ",".join(sorted(topics)[:10]) or "none"
-        raise NotFound("cannot read with Spark, the topic is not in the bucket", topic=missing[0], there_are=there_are)
+        raise NotFound("cannot read, the topic is not in the bucket", topic=missing[0], there_are=there_are)
     found = [name for name in there if name.topic in wanted and options.topic_id in (None, name.topic_id)]
     for topic in sorted(wanted):
         if all(name.topic != topic for name in found):
-            raise NotFound("cannot read with Spark, no topic has this id", topic=topic, topic_id=options.topic_id)
+            raise NotFound("cannot read, no topic has this id", topic=topic, topic_id=options.topic_id)
     requested = None if options.partitions is None else set(options.partitions)
     return [name for name in found if requested is None or name.topic_partition in requested]
 
@@ -284,16 +284,16 @@ def chosen_partitions(opened: Sequence[OpenPartition], options: ReadOptions) -> 
     for topic in sorted({each.name.topic for each in opened}):
         ids = sorted({each.name.topic_id for each in living if each.name.topic == topic})
         if not ids and options.pattern is None:
-            raise NotFound("cannot read with Spark, the topic was deleted", topic=topic)
+            raise NotFound("cannot read, the topic was deleted", topic=topic)
         if len(ids) > 1:
-            wrong = "cannot read with Spark, the bucket has several topics of this name"
+            wrong = "cannot read, the bucket has several topics of this name"
             raise InvalidRequest(f"{wrong}, the option topicId is required", topic=topic, topic_ids=",".join(ids))
     if options.partitions is None:
         return living
     by_name = {each.name.topic_partition: each for each in living}
     for partition in options.partitions:
         if partition not in by_name:
-            raise NotFound("cannot read with Spark, the partition is not in the bucket", partition=partition)
+            raise NotFound("cannot read, the partition is not in the bucket", partition=partition)
     return [by_name[partition] for partition in options.partitions]
 
 
@@ -303,12 +303,12 @@ def check_complete(side: str, bound: Bound, known: set[TopicPartition]) -> None:
         return
     for partition in sorted(known):
         if bound.value_of(partition) is None:
-            wrong = f"cannot read with Spark, {side} values must name every partition that is read"
+            wrong = f"cannot read, {side} values must name every partition that is read"
             raise InvalidRequest(wrong, missing=partition)
     for topic in sorted(bound.by_topic.keys() - {partition.topic for partition in known}):
-        raise InvalidRequest(f"cannot read with Spark, {side} values name a topic that is not read", topic=topic)
+        raise InvalidRequest(f"cannot read, {side} values name a topic that is not read", topic=topic)
     for partition in sorted(bound.by_partition.keys() - known):
-        wrong = f"cannot read with Spark, {side} values name a partition that is not read"
+        wrong = f"cannot read, {side} values name a partition that is not read"
         raise InvalidRequest(wrong, partition=partition)
 
 
@@ -333,7 +333,7 @@ def seen_manifest(store: ObjectStore, prefix: str, options: ReadOptions, now_ms:
     metadata = MetadataLog(store, prefix)
     if metadata.refresh().deleted_ms is not None or options.pin_ms is None:
         return metadata, None
-    expires_ms, holder = now_ms + options.pin_ms, f"spark, process {os.getpid()} of {os.uname().nodename}"
+    expires_ms, holder = now_ms + options.pin_ms, f"reader, process {os.getpid()} of {os.uname().nodename}"
     try:
         pin, _ = pin_newest(store, prefix, metadata, now_ms=now_ms, expires_ms=expires_ms, holder=holder)
     except NotFound:

@@ -335,7 +335,7 @@ def _microseconds(columns: Columns, topic: str, partition: int) -> NDArray[np.in
     if len(strange):
         at = int(strange[0])
         raise InvalidRequest(
-            "cannot read with Spark, a timestamp does not fit in its column; leave the column out by .schema(...)",
+            "cannot read, a timestamp does not fit in its column; leave the column out by .schema(...) or columns=",
             partition=TopicPartition(topic, partition),
             offset=int(columns.offsets[at]),
             timestamp_ms=int(columns.timestamps[at]),
