@@ -296,11 +296,11 @@ class Figures:
         assert not any(survey.suspects for survey in plan.surveys.values())
         return list(packed(plan.jobs, lambda job: job.read_bytes, TASK_BYTES)), {}
 
-    def pipeline(self) -> tuple[list[Any], dict[str, str]]:
+    def pipeline(self, **more: int) -> tuple[list[Any], dict[str, str]]:
         from tiered.jobs.job_bucket import OpenBucket
         from tiered.jobs.pipeline import Fleet, plan_units_of_partition
 
-        fleet = Fleet(bucket=OpenBucket.of(self.store), overrides={"cleanup.policy": "compact"})
+        fleet = Fleet(bucket=OpenBucket.of(self.store), overrides={"cleanup.policy": "compact"}, **more)
         (name,) = list_partitions(self.store)
         return plan_units_of_partition(fleet, self.store, name, now_ms=1 << 42), {}
 
@@ -324,6 +324,7 @@ PLANS: dict[str, Callable[[Figures], tuple[list[Any], dict[str, str]]]] = {
     "compaction": lambda figures: figures.compaction(),
     "scrub": lambda figures: figures.scrub(),
     "pipeline": lambda figures: figures.pipeline(),
+    "pipeline, no segment small": lambda figures: figures.pipeline(target_bytes=128 << 20),
 }
 
 

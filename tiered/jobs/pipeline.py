@@ -34,6 +34,8 @@ from policies.formatting import counted
 from policies.snapshot import PartitionSnapshot
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import PageEntry
+from remote.manifest.manifest_lookup import MetadataIndex
 from remote.manifest.view import clean_upto
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
@@ -186,20 +188,39 @@ def plan_unit_of_compaction(fleet: Fleet, store: ObjectStore, name: RemotePartit
     rules = rules_of(fleet.settings_of(name.topic, manifest.properties))
     if not rules.cleanup_compact:
         return _of(Stage.COMPACTION, name, State.NOTHING)
-    entries = log.ask(manifest, lambda index: list(index.entries()))
-    entries = [entry for entry in entries if entry.base_offset >= manifest.min_readable_offset]
-    size, dirty = sum(entry.size_bytes for entry in entries), dirty_bytes(entries)
+    parts = log.ask(manifest, parts_around_clean_end)
+    size, dirty = sum(part.size_bytes for part in parts), dirty_bytes(parts)
     is_due = is_dirty_enough(dirty, size - dirty, rules.min_cleanable_dirty_ratio)
     why = f"{dirty / size:.0%} dirty" if size else ""
-    cost = cost_of(entries, EncodingChoice()).dollars if is_due else 0.0
-    figures = {"rows_before": len(entries), "bytes_before": size, "size_bytes": size}
+    counts = (part.segment_count if isinstance(part, PageEntry) else 1 for part in parts)
+    figures = {"rows_before": sum(counts), "bytes_before": size, "size_bytes": size}
+    cost, start = 0.0, parts[0].base_offset if parts else 0
+    if is_due:
+        cost = log.ask(manifest, lambda index: cost_of(index.entries(start), EncodingChoice()).dollars)
     return _of(Stage.COMPACTION, name, State.DUE if is_due else State.NOTHING, why=why, dollars=cost, **figures)
 
 
-def dirty_bytes(entries: Sequence[SegmentEntry]) -> int:
+def parts_around_clean_end(index: MetadataIndex) -> list[PageEntry | SegmentEntry]:
+    """Return the readable entries; pages stand for entries that are all clean or all above the clean prefix."""
+    parts, start = list(index.parts()), index.manifest.min_readable_offset
+
+    def open_page(offset: int) -> None:
+        for at, part in enumerate(parts):
+            if isinstance(part, PageEntry) and part.base_offset <= offset < part.next_offset:
+                parts[at : at + 1] = index.entries(part.base_offset, part.next_offset)
+
+    open_page(start)
+    parts = [part for part in parts if part.base_offset >= start]
+    while isinstance(lowest := min(parts, key=lambda part: clean_upto((part,)) or 0, default=None), PageEntry):
+        open_page(lowest.base_offset)
+    open_page(clean_upto(parts) or 0)
+    return parts
+
+
+def dirty_bytes(parts: Sequence[PageEntry | SegmentEntry]) -> int:
     """Return the bytes of entries that have not been compared with the clean entries below them."""
-    clean = clean_upto(entries) or 0
-    return sum(entry.size_bytes for entry in entries if entry.base_offset >= clean)
+    clean = clean_upto(parts) or 0
+    return sum(part.size_bytes for part in parts if part.base_offset >= clean)
 
 
 def compact_whole(
@@ -213,16 +234,9 @@ def compact_whole(
     if outcome.given_up:
         groups = counted(outcome.given_up, "group")
         why = f"{removed} removed; {groups} not compacted: another writer or job replaced the segments"
-    return _of(
-        Stage.COMPACTION,
-        outcome.name,
-        State.DUE if outcome.given_up else State.DONE,
-        why=why,
-        rows_before=outcome.rows_before,
-        rows_after=outcome.rows_after,
-        bytes_before=outcome.bytes_before,
-        bytes_after=outcome.bytes_after,
-    )
+    state = State.DUE if outcome.given_up else State.DONE
+    figures = {each: getattr(outcome, each) for each in ("rows_before", "rows_after", "bytes_before", "bytes_after")}
+    return _of(Stage.COMPACTION, outcome.name, state, why=why, **figures)
 
 
 def plan_merging(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> RewritePlan:
@@ -248,16 +262,11 @@ def merged_unit(plan: RewritePlan, outcome: RewriteOutcome, error: LogError | No
         groups = counted(len(plan.groups) - outcome.groups, "group")
         why += f"; {groups} not merged yet: interrupted, or too many pending deletes"
     is_done = outcome.is_complete and not outcome.given_up
-    return _of(
-        Stage.MERGE,
-        plan.name,
-        State.FAILED if error is not None else State.DONE if is_done else State.DUE,
-        why=why if error is None else str(error),
-        rows_before=outcome.rows_before,
-        rows_after=outcome.rows_after,
-        bytes_before=outcome.stored_before,
-        bytes_after=outcome.stored_after,
-    )
+    state = State.FAILED if error is not None else State.DONE if is_done else State.DUE
+    why = why if error is None else str(error)
+    rows = {"rows_before": outcome.rows_before, "rows_after": outcome.rows_after}
+    sizes = {"bytes_before": outcome.stored_before, "bytes_after": outcome.stored_after}
+    return _of(Stage.MERGE, plan.name, state, why=why, **rows, **sizes)
 
 
 def _known(fleet: Fleet, store: ObjectStore, name: RemotePartitionName) -> dict[str, str]:

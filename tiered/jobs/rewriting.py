@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from local.errors import InvalidRequest, LogError, NotFound, Unavailable
 from policies.cost.prices import BUILT_IN, PriceTable
@@ -49,6 +49,7 @@ from tiered.jobs.joined_segments import check_same_bytes, joined
 from tiered.jobs.runner import BucketJob, Clock, Failures, Here, run_job
 from tiered.stores.object_encoding import EncodingChoice, SettingsOf, encoding_of_entry, own_settings
 
+R = TypeVar("R")
 TARGET_BYTES = 256 << 20  # of a merged segment
 SMALL_RATIO = 0.5  # a segment below this share of the target is small
 GROUPS_A_MANIFEST = 64  # each commit that touches a page writes it again
@@ -168,11 +169,11 @@ def plan_merge(
     settings: SettingsOf = own_settings,
 ) -> RewritePlan:
     """Plan to merge runs of small neighbours. Raises NotFound without a manifest, Conflict for a deleted topic."""
-    log, entries, own = _joined_rows(store, name)
+    log, runs, own = _joined_rows(store, name, lambda entries: small_runs(entries, target_bytes))
     known = settings(name.topic, own)
     groups = [
         RewriteGroup(number=number, entries=tuple(run), encoding=encoding_of_entry(run[0], known))
-        for number, run in enumerate(small_runs(entries, target_bytes))
+        for number, run in enumerate(runs)
     ]
     return _plan("merge", log, name, groups, now_ms, prices)
 
@@ -196,10 +197,10 @@ def plan_recode(
     """
     if decrypts and key_id is not None:
         raise InvalidRequest("cannot rewrite, a key and no encryption exclude each other", key_id=key_id)
-    log, entries, own = _joined_rows(store, name)
+    log, entries, own = _joined_rows(store, name, lambda entries: filter(entry_filter or EntryFilter(), entries))
     known = settings(name.topic, own)
     groups: list[RewriteGroup] = []
-    for entry in filter(entry_filter or EntryFilter(), entries):
+    for entry in entries:
         now, configured = encoding_of_entry(entry), encoding_of_entry(entry, known)
         wanted = EncodingChoice(
             codec=now.codec if codec is None else codec,
@@ -238,12 +239,14 @@ def _fits(run: Sequence[SegmentEntry], entry: SegmentEntry, target_bytes: int) -
 
 
 def _joined_rows(
-    store: ObjectStore, name: RemotePartitionName
-) -> tuple[MetadataLog, list[SegmentEntry], Mapping[str, str]]:
+    store: ObjectStore, name: RemotePartitionName, chosen: Callable[[Iterable[SegmentEntry]], Iterable[R]]
+) -> tuple[MetadataLog, list[R], Mapping[str, str]]:
+    """Join the newest epoch; return what `chosen` selects of the readable entries, which are read page by page."""
     log = MetadataLog(store, name.prefix)
     manifest = log.join()
-    entries = log.ask(manifest, lambda index: list(index.entries()))
-    return log, [entry for entry in entries if entry.base_offset >= manifest.min_readable_offset], manifest.properties
+    start = manifest.min_readable_offset
+    found = log.ask(manifest, lambda index: list(chosen(each for each in index.entries() if each.base_offset >= start)))
+    return log, found, manifest.properties
 
 
 def _plan(
@@ -261,7 +264,7 @@ def _plan(
 
 
 def cost_of(
-    entries: Sequence[SegmentEntry],
+    entries: Iterable[SegmentEntry],
     encoding: EncodingChoice,
     prices: PriceTable = BUILT_IN,
     *,
@@ -272,16 +275,18 @@ def cost_of(
     Indexes are in STANDARD, for any class of the data. With `replaced_ms` the old objects are deleted at this time: a
     class still bills the rest of its minimum storage time.
     """
-    size = sum(entry.size_bytes for entry in entries)
-    puts, to = upload_requests(size), prices.of(encoding.storage_class)
-    dollars = request_cost(puts=puts, gets=1, prices=to) + size / GIB * to.write_per_gb
-    dollars += request_cost(puts=1, gets=1, prices=prices.of(None))
+    size, gets, read_bytes, dollars = 0, 2, 0, 0.0
     for entry in entries:
+        read = read_cost(entry, prices)
+        size, gets, read_bytes = size + entry.size_bytes, gets + read.gets, read_bytes + read.read_bytes
+        dollars += read.dollars
         if replaced_ms is not None and entry.committed_ms:
             age_days = max(0, replaced_ms - entry.committed_ms) / DAY_MS
             dollars += early_deletion(entry.stored_bytes, age_days, prices.of(entry.storage_class))
-    write = RewriteCost(gets=2, puts=puts + 1, write_bytes=size, dollars=dollars)
-    return RewriteCost.total([write, *(read_cost(entry, prices) for entry in entries)], 0, prices)
+    puts, to = upload_requests(size), prices.of(encoding.storage_class)
+    dollars += request_cost(puts=puts, gets=1, prices=to) + size / GIB * to.write_per_gb
+    dollars += request_cost(puts=1, gets=1, prices=prices.of(None))
+    return RewriteCost(gets=gets, puts=puts + 1, read_bytes=read_bytes, write_bytes=size, dollars=dollars)
 
 
 def read_cost(entry: SegmentEntry, prices: PriceTable) -> RewriteCost:

@@ -11,7 +11,10 @@ import pytest
 from bucket_truth import assert_sound
 from care_world import SMALL_PAGES, CareWorld, batches, named
 from fault_kinds import Clock, FaultStore, Kind
+from hypothesis import example, given
+from hypothesis import strategies as st
 from pipeline_world import DAY, EVENTS, NOW, FleetWorld
+from remote_samples import manifest, stored_row, ulid_of
 from run_profile import CALL_STRIDE, each_call
 from test_ingest import write
 
@@ -19,11 +22,15 @@ from local.errors import Fenced, InvalidRequest, LogError
 from local.storage import DiskStorage
 from policies.decisions import ExpirePage
 from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import PageEntry
+from remote.manifest.manifest_lookup import MetadataIndex
+from remote.manifest.manifest_page import encode_page
+from remote.segment_entry import SegmentEntry
 from remote.store.open_store import open_store
 from tiered.jobs.bucket_retention import commit_retention, plan_retention
 from tiered.jobs.ingest import commit_ingest, plan_ingest
 from tiered.jobs.job_bucket import Bucket
-from tiered.jobs.pipeline import Fleet, Stage, State, Unit, dirty_bytes
+from tiered.jobs.pipeline import Fleet, Stage, State, Unit, dirty_bytes, parts_around_clean_end
 from tiered.jobs.pipeline_job import PipelineResult, PipelineState, by_size, plan_pipeline, run_pipeline
 from tiered.jobs.runner import Here
 from tiered.node.writer_ids import is_of_node, new_writer_id, node_mark
@@ -375,3 +382,45 @@ def test_writer_ids_of_a_node_have_its_mark_after_every_start(tmp_path):
     assert all(is_of_node(each, marks[0]) and not is_of_node(each, marks[1]) for each in ids)
     assert not is_of_node("host-12345678", None)
     assert EVENTS["cleanup.policy"] == "delete"
+
+
+def _index(entries: list[SegmentEntry], page_rows: int, log_start_offset: int) -> tuple[MetadataIndex, list[str]]:
+    """An index over pages of `page_rows` entries, and the keys of the pages that it has read."""
+    rows = [entries[at : at + page_rows] for at in range(0, len(entries) - 1, page_rows)] if entries else []
+    pages = {encode_page(each, 1, ulid_of(f"P{number}"))[0]: each for number, each in enumerate(rows)}
+    of_key, read = {page.key: each for page, each in pages.items()}, list[str]()
+    segments = entries[sum(len(each) for each in rows) :]
+    found = manifest(*segments, pages=tuple(pages), log_start_offset=log_start_offset)
+    return MetadataIndex(found, lambda page: read.append(page.key) or of_key[page.key]), read  # type: ignore[func-returns-value]
+
+
+@example([(1, 25), (1, 25), (1, 90), (1, 90), (1, 90)], 2, 0)  # the clean end is inside a page
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.none() | st.integers(0, 150)), max_size=15),
+    st.integers(1, 6),
+    st.integers(0, 150),
+)
+def test_dirty_bytes_by_parts_equal_those_by_entries(facts, page_rows, log_start_offset):
+    entries = [
+        stored_row(f"E{at}", 10 * at, 10 * at + 10, size_bytes=size, stored_bytes=size, cleaned_through=cleaned)
+        for at, (size, cleaned) in enumerate(facts)
+    ]
+    index, _ = _index(entries, page_rows, log_start_offset)
+    parts = parts_around_clean_end(index)
+    readable = [entry for entry in entries if entry.base_offset >= log_start_offset]
+    assert dirty_bytes(parts) == dirty_bytes(readable)
+    assert sum(part.size_bytes for part in parts) == sum(entry.size_bytes for entry in readable)
+    counts = [part.segment_count if isinstance(part, PageEntry) else 1 for part in parts]
+    assert sum(counts) == len(readable)
+
+
+@pytest.mark.parametrize("clean", [0, 700, 1500])
+def test_dirty_bytes_of_many_pages_read_only_those_around_the_clean_end(clean):
+    entries = [
+        stored_row(f"E{at}", 10 * at, 10 * at + 10, cleaned_through=clean if 10 * at < clean else None)
+        for at in range(150)
+    ]
+    index, read = _index(entries, 10, 0)
+    parts = parts_around_clean_end(index)
+    assert dirty_bytes(parts) == (1500 - clean) * 10
+    assert len(set(read)) <= 2 < len(index.manifest.pages)
