@@ -40,6 +40,7 @@ ClockMs = Annotated[int, Meta(ge=0, le=INT64_MAX)]  # of a clock
 Turn = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
 
 PART_BYTES = 8 << 20  # a large segment is uploaded in parts of a multiple of this size
+PARTS_WANTED = 24  # of a segment whose parts are read from its file while they are sent, if that is at least 192 MiB
 PARTS_MAX = 10_000  # S3's limit on the parts of one object
 REDACTION = "redact-"  # start of the id of a job that erases records (`tiered.jobs.redacting`)
 UNKNOWN_MAKER = f"{REDACTION}unknown"  # `made_by` of a rebuilt entry: its objects do not name the job, so it may be one
@@ -123,6 +124,11 @@ class SegmentEntry:
         return self.indexes["txn"].length if "txn" in self.indexes else 0
 
 
-def part_step(size_bytes: int, part_bytes: int = PART_BYTES) -> int:
-    """Return the size of every part but the last of a multipart upload: a multiple of `part_bytes`."""
+def part_step(size_bytes: int, part_bytes: int | None = PART_BYTES) -> int:
+    """Return the size of every part but the last of a multipart upload: a multiple of `part_bytes`.
+
+    None is for parts that no memory holds (`remote.store.UploadSource`): they grow with the object.
+    """
+    if part_bytes is None:
+        return part_step(size_bytes, PART_BYTES * max(1, -(-size_bytes // (PART_BYTES * PARTS_WANTED))))
     return part_bytes * max(1, -(-size_bytes // (part_bytes * PARTS_MAX)))

@@ -15,7 +15,6 @@ from local.format.record import varint_bytes
 from local.kernels import pure_kernels
 
 SLOT_BYTES = 12
-BUFFERS_MAX = 1 << 14
 ORDINAL_MAX = (1 << 36) - 1
 TAKE, PASS_BY, LET_GO = range(3)  # what `add_batches` does with a batch
 

@@ -26,6 +26,7 @@ from policies.cost.storage_cost import (
     upload_requests,
 )
 from policies.formatting import counted
+from remote.segment_entry import PART_BYTES
 
 MOVES_TO = ("STANDARD_IA", "GLACIER_IR")
 SEGMENT_BYTES_MAX = 1 << 30
@@ -210,6 +211,6 @@ def _use(segment: StoredSegment, of: Prices, stream: Stream) -> float:
 def _once(segment: StoredSegment, before: Prices, to: Prices, small: Prices) -> float:
     read = retrieval_cost(segment.stored_bytes, before)
     read += request_cost(gets=ceil(segment.stored_bytes / RANGE_BYTES), prices=before)
-    written = request_cost(puts=upload_requests(max(1, segment.stored_bytes)), gets=1, prices=to)
+    written = request_cost(puts=upload_requests(max(1, segment.stored_bytes), PART_BYTES), gets=1, prices=to)
     written += segment.stored_bytes / GIB * to.write_per_gb + request_cost(puts=1, gets=2, prices=small)
     return read + written + early_deletion(segment.stored_bytes, segment.lived_ms / DAY_MS, before)

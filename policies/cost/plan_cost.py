@@ -25,6 +25,7 @@ from policies.cost.storage_cost import (
     StorageUsage,
     Stored,
     early_deletion,
+    held_part_bytes,
     of_page,
     request_cost,
     storage_dollars,
@@ -114,6 +115,7 @@ class _Place:
         self.snapshot, self.prices, self.new_class = snapshot, prices, new_class
         known = snapshot.committed
         size = sum(entry.size_bytes for entry in known)
+        self.part_bytes = held_part_bytes(known)
         self.stored_share = sum(entry.stored_bytes for entry in known) / size if size else 1.0
         self.indexes_share = sum(entry.indexes_bytes for entry in known) / size if size else _INDEXES_SHARE
         parts = (*snapshot.pages, *snapshot.known_pages, *known, *snapshot.tier_disabled)
@@ -304,7 +306,7 @@ def _shared_requests(run: Sequence[Decision]) -> dict[str, int]:
 def _data_puts(place: _Place, decision: Decision) -> int:
     if not isinstance(decision, CopySegment | ReplaceRemote):
         return 0
-    return upload_requests(max(1, round(decision.size_bytes * place.stored_share)))
+    return upload_requests(max(1, round(decision.size_bytes * place.stored_share)), place.part_bytes)
 
 
 def _line(place: _Place, decision: Decision, requests: Mapping[str, int]) -> DecisionCost:

@@ -24,6 +24,7 @@ from policies.cost.storage_cost import (
     monthly_storage,
 )
 from policies.rules import PartitionRules
+from remote.segment_entry import PART_BYTES
 
 KINDS = ("storage", "index", "waiting", "requests", "retrieval", "early_deletion", "disk")
 VARIANTS_MAX = 2000
@@ -115,7 +116,8 @@ def changed(stream: Stream, variant: Scenario) -> Stream:
     workload = replace(workload, segment_bytes=variant.segment_bytes or workload.segment_bytes)
     if variant.compression is not None:
         share = 1.0 if variant.compression == "none" else min(1.0, stream.zstd_share or 1.0)
-        workload = replace(workload, stored_share=share)
+        part_bytes = PART_BYTES if share < 1 else workload.part_bytes
+        workload = replace(workload, stored_share=share, part_bytes=part_bytes)
     share = stream.read_share if variant.read_share is None else variant.read_share
     range_bytes = workload.reads.range_bytes if workload.reads is not None else Reads(every_ms=DAY_MS).range_bytes
     reads = Reads(every_ms=DAY_MS, share=share / DAYS_PER_MONTH, range_bytes=range_bytes) if share > 0 else None

@@ -95,13 +95,21 @@ def equal_object_bytes(prices: Prices = S3_STANDARD) -> float:
     return prices.put_per_1000 / 1000 / prices.storage_bands[0][1] * GIB
 
 
-def upload_requests(size_bytes: int, part_bytes: int = PART_BYTES) -> int:
-    """Return the PUT-class requests for one object: 1, or its parts and 2 of a multipart upload."""
+def held_part_bytes(entries: Sequence[SegmentEntry]) -> int | None:
+    """Return the `part_bytes` of uploads like the newest of `entries`."""
+    return PART_BYTES if entries and entries[-1].segment_crc32c is not None else None
+
+
+def upload_requests(size_bytes: int, part_bytes: int | None = None) -> int:
+    """Return the PUT-class requests for one object: 1, or its parts and 2 of a multipart upload.
+
+    `part_bytes` is as in `part_step`: None for a local segment that is stored unchanged, else PART_BYTES.
+    """
     parts = -(-size_bytes // part_step(size_bytes, part_bytes))
     return parts + 2 if parts > 1 else 1
 
 
-def segment_requests(size_bytes: int, part_bytes: int = PART_BYTES) -> int:
+def segment_requests(size_bytes: int, part_bytes: int | None = None) -> int:
     """Return the PUT-class requests to copy and commit one segment: data, indexes, manifest."""
     return upload_requests(size_bytes, part_bytes) + 2
 

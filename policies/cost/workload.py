@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, fields
 
 from policies.cost.storage_cost import DAY_MS
 from policies.rules import PartitionRules, local_expiry_ms
-from remote.segment_entry import PART_BYTES
 
 PAUSES_LOOKED_AT = 200  # pauses between batches, to count in how many of them a maintenance pass finds an idle segment
 RANGE_BYTES = 8 << 20  # size of one GET of a long read (`remote.fetch.range_reader`)
@@ -47,7 +46,7 @@ class Workload:
     batch_ms: int
     segment_bytes: int = 1 << 30
     segment_ms: int = 7 * DAY_MS
-    part_bytes: int = PART_BYTES
+    part_bytes: int | None = None  # of an upload; None: as `remote.segment_entry.part_step` chooses it
     compacted_share: float = 1.0  # of a segment, which compaction leaves
     stored_share: float = 1.0  # of that, which compression in the bucket leaves
     index_base_bytes: float = 300.0  # of a segment's indexes, with `index_share` of the segment

@@ -3,10 +3,9 @@
 - Listings and deletes use s3fs, because obstore cuts prefixes at slashes and names at their last slash. Listings of
   manifests use obstore, because every read-only open begins with one, and loading s3fs takes a quarter of a second.
 - obstore's fsspec interface is not used: it has no create-if-absent and adds a copy.
-- obstore does not retry (`remote.store.middleware.deadlines_and_retries` does), except parts of an upload, within the
-  limits of the policy. Every request is signed over the SHA-256 of its body, so S3 refuses a body that differs.
-- A large upload has UPLOAD_PARTS + 1 parts in memory. Uploads are invisible until completed; a failed one is aborted.
-  obstore does not wait for the parts in flight, so S3 may keep these parts until the collector's second abort.
+- obstore does not retry (`remote.store.middleware.deadlines_and_retries` does).
+- Parts of an upload are sent by s3fs as they are read, because obstore holds every part that it sends. Every request is
+  signed over the SHA-256 of its body, so S3 refuses a body that differs.
 - obstore's threads do not survive a fork. A process forked after the first use of obstore uses s3fs: it would hang.
 """
 
@@ -16,26 +15,19 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import timedelta
-from itertools import chain
 from typing import Any
 
-from local.errors import AlreadyExists, LogError, NotFound, Unavailable
+from local.errors import LogError, Unavailable
 from remote.keys import MANIFESTS
-from remote.segment_entry import PART_BYTES
-from remote.store.middleware.deadlines_and_retries import RetryPolicy
 from remote.store.protocol import (
     ANOTHER_RANGE,
     LIST_PAGE,
     Body,
     GetRange,
     ObjectInfo,
-    UploadSource,
-    begun_parts,
-    check_body,
     check_key,
     check_length,
     check_range,
@@ -64,67 +56,24 @@ class ObstoreS3Store(S3Store):
     """See `S3Store`. The options must not contain any that are `untranslatable`."""
 
     uploads_max = 2
+    _parts_max = UPLOAD_PARTS
+    _config = {"request_checksum_calculation": "when_required"}  # noqa: RUF012  # every body is signed instead
     _clients: _Clients | None = None
 
-    def put(self, key: str, body: Body) -> None:
-        check_body(key, len(body))
+    def _put(self, attempt: str, key: str, body: Body, settings: Mapping[str, object]) -> None:
         if (clients := self._obstore()) is None:
-            super().put(key, body)
+            super()._put(attempt, key, body, settings)
             return
-        self._put_once(clients, key, body)
-
-    def put_if_absent(self, key: str, body: Body) -> None:
-        check_body(key, len(body))
-        if (clients := self._obstore()) is None:
-            super().put_if_absent(key, body)
-            return
-        with self._at("cannot create an object", key):
-            clients.put(clients.once, self._name(key), body, mode="create", use_multipart=False)
-
-    def upload(self, key: str, source: UploadSource) -> None:
-        if (clients := self._obstore()) is None:
-            super().upload(key, source)
-            return
-        name, parts = self._name(key), begun_parts(key, source)
-        first, second = next(parts), next(parts, None)
-        storage_class = self._objects.storage_class
-        attributes = {"Storage-Class": storage_class} if storage_class is not None else None
-        if second is None:
-            self._put_once(clients, key, first, attributes=attributes)
-            return
-        sent = _Counted(chain([first, second], parts))
-        try:
-            with self._at("cannot upload an object", key, sent):
-                step = max(len(first), PART_BYTES)
-                clients.put(
-                    clients.patient, name, iter(sent), use_multipart=True, chunk_size=step,
-                    max_concurrency=UPLOAD_PARTS, attributes=attributes,
-                )  # fmt: skip
-        except (AlreadyExists, NotFound, Unavailable) as error:
-            self._resolve_upload(key, sent, error)
-
-    def _put_once(self, clients: _Clients, key: str, body: Body, **settings: object) -> None:
-        try:
-            with self._at("cannot store an object", key):
-                clients.put(clients.once, self._name(key), body, use_multipart=False, **settings)
-        except AlreadyExists as error:
-            self._resolve_put(key, body, error)
-
-    def _resolve_upload(self, key: str, sent: _Counted, error: LogError) -> None:
-        """Determine the outcome of an upload whose reply was lost: return if it is complete, else raise the error."""
-        is_sent = sent.is_whole and error is not sent.error
-        if is_sent and self._policy.call(lambda: self._size_or_none(key), verb="head", key=key) == sent.size_bytes:
-            return
-        if isinstance(error, Unavailable) and error is not sent.error:
-            # The client retried its parts already; the whole upload is too large to start over.
-            raise error.restated(error.attempt, **{**error.facts, "attempts": self._policy.attempts_max}) from None
-        raise error
+        mode = "create" if "IfNoneMatch" in settings else "overwrite"
+        attributes = {"Storage-Class": settings["StorageClass"]} if "StorageClass" in settings else None
+        with self._at(attempt, key):  # `_Clients` has the settings for encryption
+            clients.api.put(clients.once, self._name(key), body, mode=mode, use_multipart=False, attributes=attributes)
 
     def get(self, key: str) -> bytes:
         if (clients := self._obstore()) is None:
             return super().get(key)
         with self._at("cannot read an object", key):
-            return bytes(clients.get(clients.once, self._name(key)).bytes())
+            return bytes(clients.api.get(clients.once, self._name(key)).bytes())
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
         if (clients := self._obstore()) is None:
@@ -139,7 +88,7 @@ class ObstoreS3Store(S3Store):
                 return b""
             attempt = "cannot read a range of an object"
             with self._at(attempt, key, start=start, length=length):
-                body = memoryview(clients.get_range(clients.once, name, start=start, length=length))
+                body = memoryview(clients.api.get_range(clients.once, name, start=start, length=length))
             check_length(body, attempt, {"store": self.url, "key": key, "start": start, "length": length}, length)
             return body
 
@@ -157,7 +106,7 @@ class ObstoreS3Store(S3Store):
         if (clients := self._obstore()) is None:
             return super().head(key)
         with self._at("cannot read the size of an object", key):
-            found = clients.head(clients.once, self._name(key))
+            found = clients.api.head(clients.once, self._name(key))
         modified_ms = int(found["last_modified"].timestamp() * 1000)
         return ObjectInfo(key=key, size_bytes=int(found["size"]), modified_ms=modified_ms)
 
@@ -168,7 +117,7 @@ class ObstoreS3Store(S3Store):
             yield from super().list(prefix, start_after=start_after)
             return
         after = self._root + start_after if start_after else None
-        pages = iter(clients.list(clients.once, self._root + prefix, offset=after, chunk_size=LIST_PAGE))
+        pages = iter(clients.api.list(clients.once, self._root + prefix, offset=after, chunk_size=LIST_PAGE))
         while (page := self._page(pages, prefix)) is not None:
             if not page:
                 return
@@ -207,25 +156,20 @@ class ObstoreS3Store(S3Store):
                 was_refused = self._was_refused
                 with self._door("cannot open a store"):
                     found = settings(self._bucket, self._options)
-                    self._clients = _Clients(found, self._policy, encryption(self._objects))
+                    self._clients = _Clients(found, encryption(self._objects))
                 self._was_refused = was_refused  # no request has been sent yet
             return self._clients
 
     @contextmanager
-    def _at(self, attempt: str, key: str | None, sent: _Counted | None = None, **facts: object) -> Iterator[None]:
+    def _at(self, attempt: str, key: str | None, **facts: object) -> Iterator[None]:
         call_facts, made = {"store": self.url, "key": key, **facts}, self._clients_made
         try:
             yield
             self._was_refused = False
         except BaseException as error:
-            if sent is not None and sent.error is not None and error is not sent.error and _is_obstores(error):
-                # If the source failed, the client's error is about the abort: already aborted, or parts that remain.
-                if not isinstance(error, FileNotFoundError):
-                    log.warning("cannot abort an incomplete upload: key=%s cause=%s", key, type(error).__name__)
-                raise sent.error from None
             if type(error).__name__ == "InvalidPathError":
                 raise _NoPathError from None
-            if isinstance(error, LogError) or not _is_obstores(error) or (sent is not None and error is sent.error):
+            if isinstance(error, LogError) or not _is_obstores(error):
                 raise
             endpoint = self._clients.endpoint if self._clients is not None else None
             raise self._worth_a_try(_translate(error, attempt, call_facts, endpoint), made) from None
@@ -236,52 +180,20 @@ class ObstoreS3Store(S3Store):
 
 
 class _Clients:
-    """obstore's functions, and two clients of a bucket: `patient` retries, for parts of uploads."""
+    """obstore's functions, a client of the bucket that never retries, and threads for parallel reads."""
 
-    def __init__(self, found: Settings, policy: RetryPolicy, more: Mapping[str, str]) -> None:
+    def __init__(self, found: Settings, more: Mapping[str, Any]) -> None:
         import obstore
         from obstore.store import S3Store as Client
 
-        self.put: Callable[..., object] = obstore.put
-        self.get: Callable[..., Any] = obstore.get
-        self.get_range: Callable[..., Any] = obstore.get_range
-        self.head: Callable[..., Any] = obstore.head
-        self.list: Callable[..., Any] = obstore.list
+        self.api: Any = obstore
         self.endpoint = found.endpoint
-        common: dict[str, Any] = {**found.config, **more}
-        first, most = timedelta(seconds=policy.wait_first_s), timedelta(seconds=policy.wait_max_s)
-        retries: Any = {
-            "retry_timeout": timedelta(seconds=policy.deadline_s),
-            "backoff": {"init_backoff": first, "max_backoff": most, "base": 2},
-        }
-        never: Any = {**retries, "max_retries": 0}
-        often: Any = {**retries, "max_retries": policy.attempts_max - 1}
-        self.once, self.patient = Client(**common, retry_config=never), Client(**common, retry_config=often)
+        self.once = Client(**found.config, **more, retry_config={"max_retries": 0})
         self.pool = ThreadPoolExecutor(READ_CONCURRENCY, thread_name_prefix="tiered-read")
 
 
 class _NoPathError(Exception):
     """An object name that obstore does not accept."""
-
-
-class _Counted:
-    """The parts of an upload, with the bytes given so far, completeness, and the source's error."""
-
-    def __init__(self, parts: Iterator[Body]) -> None:
-        self._parts = parts
-        self.size_bytes = 0
-        self.is_whole = False
-        self.error: BaseException | None = None
-
-    def __iter__(self) -> Iterator[Body]:
-        try:
-            for part in self._parts:
-                self.size_bytes += len(part)
-                yield part
-        except BaseException as error:
-            self.error = error
-            raise
-        self.is_whole = True
 
 
 def _may_use_obstore() -> bool:

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Protocol, TypeVar
 
 from local.errors import Corrupt, InvalidRequest, NotFound, Unavailable
-from remote.segment_entry import part_step
+from remote.segment_entry import PART_BYTES, part_step
 
 Body = bytes | bytearray | memoryview
 GetRange = tuple[str, int, int | None]  # key, start, length; length None for the whole object
@@ -44,10 +44,15 @@ class UploadSource:
     - Each call of `parts()` begins at the first part and gives the same bytes: a failed upload is retried from there.
     - A store takes the parts in order, from one thread. It holds unsent parts, and resends a failed one from memory.
     - Every part but the last has the same size, at least `remote.segment_entry.PART_BYTES`; the last may be smaller.
-    - Errors of `parts()` pass through to the caller of the upload.
+    - Errors of `parts()` and `read_again` pass through to the caller of the upload.
+
+    With `read_again` a store may join parts to parts of `part_bytes`, a multiple of their size, that it does not hold:
+    `read_again(start, length)` returns bytes that `parts()` gave, at any number of tries, from any thread.
     """
 
     parts: Callable[[], Iterator[Body]]
+    part_bytes: int = PART_BYTES
+    read_again: Callable[[int, int], Body] | None = None
 
 
 class ObjectStore(Protocol):

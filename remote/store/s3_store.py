@@ -7,7 +7,7 @@
   `remote.store.unfinished_uploads` or a lifecycle rule removes the uploads of a killed process.
 - A completion with a lost answer is resolved by the object's size: names are never reused.
 - `parts_max` parts of all uploads are sent at once. Each upload holds one more part, made while it waits for a slot, so
-  it never waits for memory that only it could free.
+  it never waits for memory that only it could free. Of a part that can be read again (`ReadPart`), READ_BYTES are held.
 - A file system must not be used in a forked child, so every process makes its own at its first request. Wrong options
   raise InvalidRequest there, with their names and no values.
 - A client reads the keys in a file or a profile once. If they are refused later, the client is rebuilt, and the call
@@ -21,12 +21,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from local.errors import AccessDenied, AlreadyExists, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
@@ -55,6 +55,7 @@ CLIENT_AGE_MIN_S = 10.0  # a younger client is not rebuilt
 # Refusals that other credentials would not resolve.
 _NOT_BY_CREDENTIALS = {"AccountProblem", "InvalidObjectState", "NotSignedUp", "RequestTimeTooSkewed"}
 PARTS_MAX = 8  # in flight: 4 fill a fast link; S3's latency needs 8 to 16, each with 8 MiB
+READ_BYTES = 1 << 20  # of a `ReadPart`, at once
 BROKE_OFF = "the reply was truncated"
 KEYS_LISTED = 3  # at most this many of the keys that a delete refuses
 # Source: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
@@ -79,6 +80,60 @@ class SentPart:
     size_bytes: int
 
 
+class ReadPart:
+    """Bytes ``[start, start + size_bytes)`` of an upload, read at every try to sign or send them.
+
+    botocore reads it as a file and aiohttp iterates it, always from the beginning. `error` is the last one of `read`.
+    """
+
+    def __init__(self, read: Callable[[int, int], Body], start: int, size_bytes: int) -> None:
+        self._read, self._start, self._size_bytes, self._at = read, start, size_bytes, 0
+        self.error: BaseException | None = None
+
+    def __len__(self) -> int:
+        return self._size_bytes
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int) -> None:
+        self._at = offset
+
+    def read(self, size: int | None = None) -> Body:
+        left = self._size_bytes - self._at
+        length = left if size is None or size < 0 else min(size, left)
+        try:
+            body = self._read(self._start + self._at, length) if length else b""
+        except BaseException as error:
+            self.error = error
+            raise
+        self._at += len(body)
+        return body
+
+    async def __aiter__(self) -> AsyncIterator[Body]:
+        self._at = 0
+        while body := self.read(READ_BYTES):
+            yield body
+
+
+def parts_to_send(parts: Iterable[Body], source: UploadSource) -> Iterator[ReadPart]:
+    """The given parts, or parts of `part_bytes` that are read again."""
+    start = end = 0
+    for part in parts:
+        end += len(part)
+        if source.read_again is None:
+            yield ReadPart(partial(_slice, memoryview(part)), 0, len(part))
+        elif end - start >= source.part_bytes:
+            yield ReadPart(source.read_again, start, end - start)
+            start = end
+    if end > start and source.read_again is not None:
+        yield ReadPart(source.read_again, start, end - start)
+
+
+def _slice(body: memoryview, start: int, length: int) -> memoryview:
+    return body[start : start + length]
+
+
 class PartSender:
     """Sends parts for all uploads of one store, which share its slots. Thread safe."""
 
@@ -86,7 +141,7 @@ class PartSender:
         self._parts_max = parts_max
         self._places = threading.BoundedSemaphore(parts_max)
 
-    def send(self, parts: Iterable[Body], send_one: Callable[[int, Body], SentPart]) -> list[SentPart]:
+    def send(self, parts: Iterable[ReadPart], send_one: Callable[[int, ReadPart], SentPart]) -> list[SentPart]:
         """The answers of concurrent `send_one(number, body)`, in order. Raises once no call is running."""
         under_way: list[Future[SentPart]] = []
         has_failed = threading.Event()
@@ -120,6 +175,8 @@ class S3Store(ObjectStore):
     """A store in S3. `options` are s3fs's. `policy` is for the parts of large uploads."""
 
     uploads_max: int | None = None  # concurrent large uploads; None for any number
+    _parts_max = PARTS_MAX
+    _config: Mapping[str, object] = {}  # of the client, beside the user's
 
     def __init__(
         self,
@@ -133,12 +190,12 @@ class S3Store(ObjectStore):
     ) -> None:
         self._bucket = bucket
         self._root = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-        self._options = _client_options(options or {})
+        self._options = _client_options(options or {}, self._config)
         self._given = tuple(options or ())
         self._policy = policy
         self._watchdog = watchdog or Watchdog()
         self._objects, self._small, self._large = objects, objects.of_small(), objects.of_upload()
-        self._sender = PartSender()
+        self._sender = PartSender(self._parts_max)
         self._lock = threading.RLock()  # reentrant: a client that cannot be made is dropped while it is being made
         self._filesystem: Any = None
         self._pid = 0
@@ -151,33 +208,37 @@ class S3Store(ObjectStore):
 
     def put(self, key: str, body: Body) -> None:
         check_body(key, len(body))
-        self._store_once(key, bytes(body), self._small)
+        self._store(key, body, self._small)
 
     def put_if_absent(self, key: str, body: Body) -> None:
         check_body(key, len(body))
-        self._call("cannot create an object", "put_object", key, Body=bytes(body), IfNoneMatch="*", **self._small)
+        self._put("cannot create an object", key, body, {**self._small, "IfNoneMatch": "*"})
 
     def upload(self, key: str, source: UploadSource) -> None:
         parts = begun_parts(key, source)
-        first, second = next(parts), next(parts, None)
-        if second is None:
-            self._store_once(key, bytes(first), self._large)
+        begun = [*islice(parts, 2)]
+        if len(begun) < 2:
+            self._store(key, begun[0], self._large)
             return
+        to_send, begun = parts_to_send(chain(begun, parts), source), []
         created = self._patient("cannot upload an object", "create_multipart_upload", key, **self._large)
         upload_id = str(created["UploadId"])
         try:
-            sent = self._sender.send(chain([first, second], parts), partial(self._send_part, key, upload_id))
+            sent = self._sender.send(to_send, partial(self._send_part, key, upload_id))
             tags = [{"PartNumber": part.number, "ETag": part.tag} for part in sent]
             self._complete(key, upload_id, tags, sum(part.size_bytes for part in sent))
         except BaseException:
             self._abort(key, upload_id)
             raise
 
-    def _store_once(self, key: str, body: bytes, settings: Mapping[str, object]) -> None:
+    def _store(self, key: str, body: Body, settings: Mapping[str, object]) -> None:
         try:
-            self._call("cannot store an object", "put_object", key, Body=body, **settings)
+            self._put("cannot store an object", key, body, settings)
         except AlreadyExists as error:
             self._resolve_put(key, body, error)
+
+    def _put(self, attempt: str, key: str, body: Body, settings: Mapping[str, object]) -> None:
+        self._call(attempt, "put_object", key, Body=bytes(body), **settings)
 
     def _resolve_put(self, key: str, body: Body, error: AlreadyExists) -> None:
         """Compare the stored object after a 412 for a plain PUT. Raises Unavailable without an object."""
@@ -189,11 +250,10 @@ class S3Store(ObjectStore):
         if found != body:
             raise error
 
-    def _send_part(self, key: str, upload_id: str, number: int, body: Body) -> SentPart:
-        body = body if isinstance(body, bytes) else bytes(body)
-        names = {"UploadId": upload_id, "PartNumber": number, "Body": body}
+    def _send_part(self, key: str, upload_id: str, number: int, part: ReadPart) -> SentPart:
+        names = {"UploadId": upload_id, "PartNumber": number, "Body": part}
         answer = self._patient("cannot upload a part", "upload_part", key, **names)
-        return SentPart(number=number, tag=str(answer["ETag"]), size_bytes=len(body))
+        return SentPart(number=number, tag=str(answer["ETag"]), size_bytes=len(part))
 
     def _complete(self, key: str, upload_id: str, tags: list[dict[str, object]], size_bytes: int) -> None:
         names = {"UploadId": upload_id, "MultipartUpload": {"Parts": tags}}
@@ -297,18 +357,22 @@ class S3Store(ObjectStore):
 
     def _patient(self, attempt: str, method: str, key: str, **names: object) -> dict[str, Any]:
         """As `_call`, with a deadline and retries of its own: an upload is too large to start over."""
-        limit_s = DEADLINES.of(PART_BYTES)  # S3 takes minutes to complete an upload of many parts
-        facts = {"store": self.url, "key": key}
-
-        def watched() -> dict[str, Any]:
-            return self._watchdog.run(lambda: self._call(attempt, method, key, **names), limit_s, attempt, **facts)
-
+        body = names.get("Body")
+        size_bytes = len(body) if isinstance(body, ReadPart) else 0
+        limit_s = DEADLINES.of(max(size_bytes, PART_BYTES))  # S3 takes minutes to complete an upload of many parts
+        call = partial(self._call, attempt, method, key, **names)
+        watched = partial(self._watchdog.run, call, limit_s, attempt, store=self.url, key=key)
         return self._policy.call(watched, verb=method, key=key)
 
     def _call(self, attempt: str, method: str, key: str, **names: object) -> dict[str, Any]:
-        path = self._root + check_key(key)
+        path, body = self._root + check_key(key), names.get("Body")
         with self._door(attempt, key=key):
-            answer: dict[str, Any] = self._fs.call_s3(method, Bucket=self._bucket, Key=path, **names)
+            try:
+                answer: dict[str, Any] = self._fs.call_s3(method, Bucket=self._bucket, Key=path, **names)
+            except Exception:
+                if isinstance(body, ReadPart) and body.error is not None:  # aiohttp reports it as a lost connection
+                    raise body.error from None
+                raise
             return answer
 
     @contextmanager
@@ -360,7 +424,7 @@ class S3Store(ObjectStore):
         return f"{self._bucket}/{self._root}{check_key(key)}"
 
 
-def _client_options(options: Mapping[str, object]) -> dict[str, object]:
+def _client_options(options: Mapping[str, object], more: Mapping[str, object]) -> dict[str, object]:
     """s3fs's options over this project's defaults: the user's value wins, except for retries."""
     given = options.get("config_kwargs") or {}
     if not isinstance(given, Mapping):
@@ -369,6 +433,7 @@ def _client_options(options: Mapping[str, object]) -> dict[str, object]:
         "connect_timeout": CONNECT_TIMEOUT_S,
         "read_timeout": READ_TIMEOUT_S,
         "max_pool_connections": 32,
+        **more,
         **given,
         "retries": {"total_max_attempts": 1, "mode": "standard"},
     }

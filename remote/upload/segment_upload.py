@@ -128,6 +128,7 @@ class _Copy:
             chunk_bytes=chunk_bytes or (CHUNK_BYTES if seal.is_nothing else SEALED_CHUNK_BYTES),
             inspect=segment.inspect,
             progress=progress,
+            read_again=segment.read if segment.path is not None else None,
         )
 
     def entry(self) -> SegmentEntry:

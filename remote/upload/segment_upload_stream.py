@@ -8,6 +8,16 @@
 A new try (the store lost the first one) must find the same bytes, which is checked before they are encoded. So the same
 name never gets other content, and no nonce is used for two contents. Memory: one part, and the chunks being encoded.
 
+The parts of a local file that is stored unchanged are read again to send them, so no memory holds a part, and parts
+grow with the segment. All else is held in parts of PART_BYTES.
+
+| event during an upload in parts | effect |
+|---|---|
+| a part fails | it is read again and sent again; each of its chunks must have the checksum of the first read |
+| the file changed, is short, or fails to be read | the part raises Corrupt or the disk's error; the upload is aborted |
+| the upload is abandoned at its deadline | a running part gets no further bytes, so it never completes |
+| the process is killed | parts that no listing shows (`remote.store.unfinished_uploads`); the segment gets a new name |
+
 `FileAhead` reads the next block of a local file while the last one is processed. It bypasses `local.storage.storage`,
 so after an error the caller's `read` reads through the storage. The caller checks the bytes of both paths.
 """
@@ -17,12 +27,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from local.errors import Corrupt, InvalidRequest, Unavailable
@@ -94,8 +104,11 @@ class SegmentUploadStream:
         chunk_bytes: int,
         inspect: Callable[[], Inspector] | None = None,
         progress: Callable[[int], None] = lambda read_bytes: None,
+        read_again: Callable[[int, int], Body] | None = None,
     ) -> None:
+        """`read_again` is as `read`, but takes any order and concurrent calls; None: the parts are held in memory."""
         self.size_bytes = size_bytes
+        self._read_again = read_again if seal.is_nothing and PART_BYTES % chunk_bytes == 0 else None
         self.seal = seal
         self.chunk_bytes = chunk_bytes
         self._read = read
@@ -107,7 +120,27 @@ class SegmentUploadStream:
         self._last: _Try | None = None
 
     def source(self) -> UploadSource:
-        return UploadSource(parts=self._parts)
+        if self._read_again is None:
+            return UploadSource(parts=self._parts)
+        return UploadSource(
+            parts=self._parts,
+            part_bytes=part_step(self.size_bytes, None),
+            read_again=partial(self._checked, self._read_again),
+        )
+
+    def _checked(self, read: Callable[[int, int], Body], start: int, length: int) -> memoryview:
+        """Bytes ``[start, start + length)`` in chunks with the checksums of the first read. Raises Corrupt."""
+        first, end = start // self.chunk_bytes * self.chunk_bytes, start + length
+        end = min(-(-end // self.chunk_bytes) * self.chunk_bytes, self.size_bytes)
+        body = memoryview(read(first, end - first))
+        for at in range(0, end - first, self.chunk_bytes):
+            chunk = body[at : at + self.chunk_bytes]
+            self._check_known((first + at) // self.chunk_bytes, first + at, (len(chunk), crc32c(chunk)))
+        return body[start - first : start - first + length]
+
+    def _check_known(self, number: int, start: int, found: tuple[int, int | bytes]) -> None:
+        if self._known[number] != found:
+            raise Corrupt("cannot copy a segment, its file changed", start=start, length=found[0])
 
     @property
     def inspector(self) -> Inspector:
@@ -154,8 +187,7 @@ class SegmentUploadStream:
         with self._lock:
             if number == len(self._known):
                 self._known.append((length, digest))
-            if self._known[number] != (length, digest):
-                raise Corrupt("cannot copy a segment, its file changed", start=start, length=length)
+            self._check_known(number, start, (length, digest))
             fresh = max(0, start + length - self._reported_bytes)
             self._reported_bytes += fresh
             if fresh:
@@ -267,28 +299,6 @@ class _Try:
             raise Corrupt("cannot copy a segment, it ends inside a batch", at=at, left_bytes=len(tail))
 
 
-class _Loop:
-    """An event loop in a thread of its own, created at first use, once in each process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._pid = 0
-
-    def run(self, work: Any) -> Future[Any]:  # noqa: ANN401  # a coroutine
-        if self._pid != os.getpid():
-            self._lock = threading.Lock()  # a forked child has neither the thread nor the lock's holder
-            self._loop, self._pid = None, os.getpid()
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="tiered-file-ahead", daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-
-_LOOP = _Loop()
-
-
 class FileAhead:
     """A file of `size_bytes`, read ahead for one reader; `read` is the path through the storage. Thread safe."""
 
@@ -320,7 +330,7 @@ class FileAhead:
             self._has_failed = True
             ahead, self._ahead, self._block, self._at = self._ahead, None, b"", -1
         if ahead is not None or self._file is not None:
-            _LOOP.run(self._end())
+            _run(self._end())
 
     def _piece(self, number: int, start: int, end: int) -> Body:
         at, block = number * BLOCK_BYTES, self._take(number)
@@ -339,7 +349,7 @@ class FileAhead:
         self._block = self._read(number * BLOCK_BYTES, expected) if block is None else block
         self._at = number
         if (number + 1) * BLOCK_BYTES < self._size_bytes and not self._has_failed:
-            self._ahead = _LOOP.run(self._fetch(number + 1))
+            self._ahead = _run(self._fetch(number + 1))
         return self._block
 
     def _landed(self, ahead: Future[bytes], expected: int) -> bytes | None:
@@ -369,3 +379,10 @@ class FileAhead:
                 self._file = await aiofiles.open(self._path, "rb", buffering=0)
             await self._file.seek(number * BLOCK_BYTES)
             return bytes(await self._file.read(wanted))
+
+
+def _run(work: Any) -> Future[Any]:  # noqa: ANN401  # a coroutine
+    """Begin `work` in fsspec's event loop, which each process has for itself."""
+    from fsspec.asyn import get_loop
+
+    return asyncio.run_coroutine_threadsafe(work, get_loop())

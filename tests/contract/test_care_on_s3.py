@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import boto3
 import pytest
+from bucket_samples import run_copy
 from care_world import KEYS, MODES, NOW, CareWorld, batches, fill, named
 
 from remote.keys import data_key
@@ -12,7 +13,7 @@ from remote.store.open_store import open_store
 from remote.store.s3_options import ObjectSettings
 from remote.store.unfinished_uploads import UnfinishedUploads
 from tiered.health.scrub import plan_scrub, report_of, run_scrub
-from tiered.jobs.bucket_copying import plan_copy, run_copy
+from tiered.jobs.bucket_copying import plan_copy
 from tiered.jobs.orphan_deletion import delete_garbage, list_garbage
 from tiered.jobs.rewriting import plan_recode, run_rewrite
 

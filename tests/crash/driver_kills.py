@@ -33,7 +33,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "support"))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from bucket_samples import NOW_MS, SampleBucket
+from bucket_samples import NOW_MS, SampleBucket, run_copy
 from bucket_truth import assert_sound
 
 from local.records.batch import encode_batch
@@ -239,7 +239,7 @@ def _two_buckets(home: Path) -> None:
 
 
 def _copy(home: Path, spark: Any) -> None:
-    from tiered.jobs.bucket_copying import plan_copy, run_copy
+    from tiered.jobs.bucket_copying import plan_copy
     from tiered.jobs.job_bucket import Bucket
 
     store, target = open_store(_url(home)), open_store(_url(home, "copy"))

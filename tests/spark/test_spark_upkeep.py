@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bucket_samples import run_copy
 from bucket_truth import assert_sound
 from care_world import KEYS, NOW, TOPIC_ID, all_kinds, named
 from rewrite_flows import small_segments
@@ -23,7 +24,7 @@ from remote.manifest.sealing import keyed
 from remote.store.open_store import open_store
 from tiered.cli.main import invoke
 from tiered.jobs import orphan_deletion as here
-from tiered.jobs.bucket_copying import plan_copy, run_copy
+from tiered.jobs.bucket_copying import plan_copy
 from tiered.jobs.job_bucket import Bucket, OpenBucket
 from tiered.jobs.key_search import KeyDigests, scan_keys, survey
 from tiered.jobs.redacting import plan_redaction, run_redaction

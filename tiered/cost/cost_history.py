@@ -28,7 +28,7 @@ from local.segment.segment import Segment
 from local.settings import LogSettings
 from policies.cost.scenarios import Stream
 from policies.cost.simulation import Reads, Workload
-from policies.cost.storage_cost import DAY_MS, DAYS_PER_MONTH
+from policies.cost.storage_cost import DAY_MS, DAYS_PER_MONTH, held_part_bytes
 from policies.formatting import counted
 from policies.rules import Limits
 from remote.keys import topic_directory
@@ -218,7 +218,7 @@ def _workload(
     found |= {"compacted_share": shares[0], "stored_share": shares[1]}
     if rows:
         share = sum(row.indexes_bytes for row in rows) / max(1, sum(row.size_bytes for row in rows))
-        found |= {"index_base_bytes": 0.0, "index_share": share}
+        found |= {"index_base_bytes": 0.0, "index_share": share, "part_bytes": held_part_bytes(rows)}
     if manifests:
         found |= manifest_costs(max(manifests, key=lambda manifest: manifest.segment_count))
     tick_ms = manager.config.int_of("remote.log.manager.task.interval.ms")

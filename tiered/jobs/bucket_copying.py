@@ -34,15 +34,14 @@ from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import add_segments, expire_segments
-from remote.manifest.sealing import keyed
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from remote.upload.segment_upload import copy_segment
-from tiered.jobs.job_bucket import Bucket, OpenBucket
+from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.joined_segments import check_same_bytes, joined
 from tiered.jobs.rewriting import RewriteCost, cost_of
-from tiered.jobs.runner import BucketJob, Clock, Failures, Here, run_job
+from tiered.jobs.runner import BucketJob, Clock, Failures
 from tiered.node.writer_ids import COPY
 from tiered.stores.object_encoding import EncodingChoice, SettingsOf, encoding_of_entry, own_settings
 
@@ -268,24 +267,6 @@ class CopyJob(BucketJob[CopyUnit, SegmentEntry, CopyOutcome]):
         finish_copy(self._to, plan, epoch=self._epochs[number], now_ms=self.now_ms())
         behind, differences = compare(self._from, self._to, plan.name)
         return replace(outcome, behind=behind, differences=tuple(differences))
-
-
-def run_copy(
-    source: ObjectStore,
-    target: ObjectStore,
-    plan: CopyPlan,
-    *,
-    now_ms: Callable[[], int],
-    keys: KeyRing = NO_KEYS,
-    entries_a_manifest: int = ENTRIES_A_MANIFEST,
-    should_stop: Callable[[], bool] = lambda: False,
-    progress: Callable[[int], None] = lambda size_bytes: None,
-) -> CopyOutcome:
-    """Carry out one plan in this process. Raises the error of an entry after the commit of the entries below it."""
-    here, there = (OpenBucket.of(keyed(store, keys), keys) for store in (source, target))
-    job = CopyJob(source=here, target=there, plans=[plan], now_ms=now_ms, batch_size=entries_a_manifest)
-    (outcome,) = run_job(job, Here(should_stop), progress=progress)
-    return outcome
 
 
 def compare(source: ObjectStore, target: ObjectStore, name: RemotePartitionName) -> tuple[int, list[str]]:

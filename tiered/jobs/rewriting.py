@@ -39,7 +39,7 @@ from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import AppliedJob
 from remote.manifest.manifest_changes import GroupOutcome, Replacement, outcome_of_group, replace_tiled
-from remote.segment_entry import SegmentEntry
+from remote.segment_entry import PART_BYTES, SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.segments.stored_segment import RAW, SEALED_CHUNK_BYTES, ObjectEncoding
 from remote.store import ObjectStore
@@ -283,7 +283,7 @@ def cost_of(
         if replaced_ms is not None and entry.committed_ms:
             age_days = max(0, replaced_ms - entry.committed_ms) / DAY_MS
             dollars += early_deletion(entry.stored_bytes, age_days, prices.of(entry.storage_class))
-    puts, to = upload_requests(size), prices.of(encoding.storage_class)
+    puts, to = upload_requests(size, PART_BYTES), prices.of(encoding.storage_class)
     dollars += request_cost(puts=puts, gets=1, prices=to) + size / GIB * to.write_per_gb
     dollars += request_cost(puts=1, gets=1, prices=prices.of(None))
     return RewriteCost(gets=gets, puts=puts + 1, read_bytes=read_bytes, write_bytes=size, dollars=dollars)

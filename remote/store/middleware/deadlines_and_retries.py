@@ -6,7 +6,7 @@
 |---|---|
 | put, put_if_absent, get_range, get_ranges, get_each | `call_s`, plus the time of its bytes at RATE_MIN |
 | get, head, list_prefixes, delete, a page of a listing | `call_s` |
-| upload | `upload_stall_s` since the store last requested a part, without the time to make parts |
+| upload | `upload_stall_s` since the store last requested a part or its bytes, without the time to make parts |
 
 Clients have timeouts and still hang: in a DNS look-up, a library's lock, an unreachable mounted file system. So the
 `Watchdog` runs each call in a daemon thread. A call that has not returned by its deadline is **abandoned**: the caller
@@ -37,7 +37,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -180,7 +180,8 @@ class WatchedStore(StoreWrapper):
         with self._places:
             progress_signal = ProgressSignal(self._deadlines.upload_stall_s)
             parts = partial(_watched_parts, source, progress_signal)
-            upload = partial(self._inner.upload, key, UploadSource(parts=parts))
+            read_again = partial(_watched_read, source.read_again, progress_signal) if source.read_again else None
+            upload = partial(self._inner.upload, key, replace(source, parts=parts, read_again=read_again))
             try:
                 self._watchdog.run(upload, progress_signal, _ATTEMPTS["upload"], store=self.url, key=key)
             finally:
@@ -216,11 +217,24 @@ def _watched_parts(source: UploadSource, progress_signal: ProgressSignal) -> Ite
             part = next(parts, None)
         finally:
             progress_signal.beat()
-        if progress_signal.is_over:
-            raise Unavailable("cannot upload an object, the upload was stopped at its deadline")
+        _check_not_over(progress_signal)
         if part is None:
             return
         yield part
+
+
+def _watched_read(
+    read_again: Callable[[int, int], Body], progress_signal: ProgressSignal, start: int, length: int
+) -> Body:
+    """Bytes of a part; each request for bytes resets the deadline of the upload."""
+    progress_signal.beat()
+    _check_not_over(progress_signal)
+    return read_again(start, length)
+
+
+def _check_not_over(progress_signal: ProgressSignal) -> None:
+    if progress_signal.is_over:
+        raise Unavailable("cannot upload an object, the upload was stopped at its deadline")
 
 
 class _Job(Generic[T]):

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -151,7 +151,7 @@ class ThrottledStore(StoreWrapper):
         return found
 
     def upload(self, key: str, source: UploadSource) -> None:
-        self._inner.upload(key, UploadSource(parts=lambda: self._paid(source)))
+        self._inner.upload(key, replace(source, parts=lambda: self._paid(source)))
 
     def _paid(self, source: UploadSource) -> Iterator[Body]:
         for part in source.parts():
@@ -219,13 +219,17 @@ class MeteredStore(StoreWrapper):
         return found
 
     def upload(self, key: str, source: UploadSource) -> None:
-        self._inner.upload(key, UploadSource(parts=lambda: self._counted(key, source)))
+        self._inner.upload(key, replace(source, parts=lambda: self._counted(key, source)))
 
     def _counted(self, key: str, source: UploadSource) -> Iterator[Body]:
         """Yield the parts; the second part adds the begin and the completion of a multipart upload."""
-        for number, part in enumerate(source.parts()):
-            extra = 2 if number == 1 else 0
-            self._count(key, puts=1 + extra, posts=extra, bytes_in=len(part))
+        sent_bytes = parts = 0
+        for part in source.parts():
+            sent_bytes += len(part)
+            is_new = source.read_again is None or sent_bytes > parts * source.part_bytes
+            parts += is_new
+            extra = 2 if is_new and parts == 2 else 0
+            self._count(key, puts=is_new + extra, posts=extra, bytes_in=len(part))
             yield part
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:

@@ -142,3 +142,18 @@ def batch_at(base_offset, count, *, step_ms=10, codec=0, value_bytes=20, log_app
         records.append((key, value, NOW_MS + offset * step_ms, headers))
     kind = {"timestamp_type": TimestampType.LOG_APPEND_TIME, "append_time_ms": NOW_MS} if log_append else {}
     return encode_batch(records, base_offset=base_offset, codec=codec, **kind, **changes)
+
+
+def run_copy(source, target, plan, *, now_ms, keys=None, entries_a_manifest=None, should_stop=lambda: False):
+    """Carry out one plan of `plan_copy` in this process. Raises an entry's error after the commit of those below it."""
+    from remote.manifest.sealing import keyed
+    from remote.segments.encryption import NO_KEYS
+    from tiered.jobs.bucket_copying import ENTRIES_A_MANIFEST, CopyJob
+    from tiered.jobs.job_bucket import OpenBucket
+    from tiered.jobs.runner import Here, run_job
+
+    keys, batch_size = keys or NO_KEYS, entries_a_manifest or ENTRIES_A_MANIFEST
+    here, there = (OpenBucket.of(keyed(store, keys), keys) for store in (source, target))
+    job = CopyJob(source=here, target=there, plans=[plan], now_ms=now_ms, batch_size=batch_size)
+    (outcome,) = run_job(job, Here(should_stop))
+    return outcome

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from tiered.bench.benchmark import BenchOptions, Measured
 
 
-def _rounded_bytes(value: float) -> str:
-    return format_bytes(round(value))
-
-
 def _percentiles(value: dict[str, float]) -> str:
     return " ".join(f"{name} {took:.3g}" for name, took in value.items())
 
@@ -35,7 +31,7 @@ class MeasuredFigure(Struct):
     name: Annotated[str, text("WHAT")]
     count: Annotated[int, number("COUNT", format_count)]
     size_bytes: Annotated[int, number("BYTES", format_bytes)]
-    bytes_per_second: Annotated[float, number("PER SECOND", _rounded_bytes)]
+    bytes_per_second: Annotated[float, number("PER SECOND", lambda value: format_bytes(round(value)))]
     ms_each: Annotated[float, number("MS PER CALL", "{:.3g}".format)]
     ratio: Annotated[float | None, number("RATIO", "{:.2f}".format)]
     latencies_ms: Annotated[dict[str, float] | None, text("LATENCY MS", _percentiles)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from http import HTTPStatus
@@ -22,13 +22,12 @@ from local.storage import DiskStorage, Storage
 from policies.snapshot import PartitionSnapshot
 from tiered.manager.manager import LogManager
 from tiered.plans.planning import PricedPlan, priced_plan
-from tiered.serve.groups.lag import group_facts
+from tiered.serve.groups.lag import GroupLag, find_group, group_facts
 from tiered.serve.node.directory_groups import groups_at_hand
 from tiered.status.status_report import StatusReport, status_report
 from tiered.status.tier_history import read_series, still_there
-from tiered.web.html import HTML_TYPE, SOON_S, Answered, DataAge, asset, render
+from tiered.web.html import HTML_TYPE, SOON_S, Answered, DataAge, ListPage, asset, group_path, render
 from tiered.web.pages.cost_page import Laboratory
-from tiered.web.pages.groups_page import groups_page
 from tiered.web.pages.maintenance import (
     Selection,
     compaction_data,
@@ -223,3 +222,13 @@ class Site:
 
 def _encoded(facts: Mapping[str, object]) -> str:
     return json.dumps({"schema_version": SCHEMA_VERSION, **facts}, ensure_ascii=False, default=msgspec.to_builtins)
+
+
+def groups_page(groups: Sequence[GroupLag], names: Sequence[str], query: Mapping[str, str], age: DataAge) -> str:
+    """The page of the consumer group in `names`, or of all without a name. Raises NotFound."""
+    now_ms = age.data_ms + age.age_ms
+    if not names:
+        return render("groups.html", "Groups", "/groups", now_ms, age, groups=ListPage(groups, query))
+    group = find_group(groups, names[0])
+    rows = ListPage(group.rows(), query)
+    return render("group.html", group.group, group_path(group.group), now_ms, age, group=group, rows=rows)

@@ -10,7 +10,7 @@ from policies.cost.prices import S3_STANDARD
 from policies.cost.storage_cost import GIB, monthly_storage, request_cost, segment_requests, upload_requests
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments
-from remote.segment_entry import PART_BYTES
+from remote.segment_entry import PART_BYTES, PARTS_WANTED, part_step
 from remote.store import parts_of
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.store_wrapper import MeteredStore
@@ -60,15 +60,24 @@ def test_a_list_costs_as_much_as_a_put() -> None:
     assert request_cost(lists=1000) == request_cost(puts=1000) == pytest.approx(0.005)
 
 
-def test_a_segment_of_205_mib_and_its_commit_take_30_requests() -> None:
-    assert segment_requests(205 * MIB) == 26 + 2 + 1 + 1
+def test_a_segment_of_205_mib_and_its_commit_take_30_requests_if_parts_do_not_grow() -> None:
+    assert segment_requests(205 * MIB, PART_BYTES) == 26 + 2 + 1 + 1
+    assert segment_requests(205 * MIB) == 13 + 2 + 1 + 1
     assert segment_requests(205 * MIB, 16 * MIB) == 13 + 2 + 1 + 1
 
 
 @pytest.mark.parametrize("size_bytes", [1, PART_BYTES, PART_BYTES + 1, 205 * MIB, 1 << 30, PART_BYTES * 10_000 + 1])
 def test_the_price_of_an_upload_counts_the_requests_of_the_uploader(size_bytes: int) -> None:
     parts = len(parts_of(size_bytes))
-    assert upload_requests(size_bytes) == (parts + 2 if parts > 1 else 1)
+    assert upload_requests(size_bytes, PART_BYTES) == (parts + 2 if parts > 1 else 1)
+
+
+@pytest.mark.parametrize("size_bytes", [1, PART_BYTES + 1, 192 * MIB, 192 * MIB + 1, 1 << 30, 2 << 30, 5 << 40])
+def test_parts_that_grow_are_at_most_24_above_192_mib(size_bytes: int) -> None:
+    step = part_step(size_bytes, None)
+    assert step % PART_BYTES == 0
+    assert -(-size_bytes // step) <= PARTS_WANTED
+    assert step == PART_BYTES or size_bytes > 192 * MIB
 
 
 def test_the_price_of_a_segment_equals_the_requests_of_its_copy_and_commit() -> None:

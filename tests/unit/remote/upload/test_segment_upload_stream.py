@@ -7,9 +7,10 @@ import random
 
 import pytest
 
-from local.errors import DiskFailed
+from local.errors import Corrupt, DiskFailed
+from remote.segments.stored_segment import CHUNK_BYTES, ZSTD, Seal
 from remote.upload import segment_upload_stream
-from remote.upload.segment_upload_stream import FileAhead
+from remote.upload.segment_upload_stream import FileAhead, SegmentUploadStream
 
 BLOCK = 1000
 BODY = random.Random(4).randbytes(10 * BLOCK + 77)
@@ -99,3 +100,43 @@ def test_closing_twice_or_without_a_read_has_no_effect(path, through):
             ahead.read(start, length)
         ahead.close()
         ahead.close()
+
+
+# --- parts that are read again ----------------------------------------------------------------------------------------
+
+
+def stream_of(body, read_again):
+    return SegmentUploadStream(
+        len(body), lambda start, length: body[start : start + length], seal=Seal(), chunk_bytes=CHUNK_BYTES,
+        read_again=read_again,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("at", [0, CHUNK_BYTES, 3 * CHUNK_BYTES + 5])
+def test_a_part_that_is_read_again_must_have_the_bytes_of_the_first_read(at):
+    body = random.Random(7).randbytes(3 * CHUNK_BYTES + 99)
+    changed = bytearray(body)
+    source = stream_of(body, lambda start, length: bytes(changed[start : start + length])).source()
+    assert b"".join(source.parts()) == body
+    assert source.read_again(at, 50) == body[at : at + 50]
+    changed[at] ^= 1
+    with pytest.raises(Corrupt, match="its file changed"):
+        source.read_again(at, 50)
+
+
+@pytest.mark.parametrize("left", [0, 1, CHUNK_BYTES, 3 * CHUNK_BYTES + 98])
+def test_a_file_that_was_truncated_is_found_when_its_part_is_read_again(left):
+    body = random.Random(8).randbytes(3 * CHUNK_BYTES + 99)
+    source = stream_of(body, lambda start, length: body[:left][start : start + length]).source()
+    assert b"".join(source.parts()) == body
+    with pytest.raises(Corrupt, match="its file changed"):
+        source.read_again(0, len(body))
+
+
+def test_the_parts_of_an_encoded_segment_are_held():
+    body = bytes(5 * CHUNK_BYTES)
+    stream = SegmentUploadStream(
+        len(body), lambda start, length: body[start : start + length], seal=Seal(codec=ZSTD), chunk_bytes=CHUNK_BYTES,
+        read_again=lambda start, length: body[start : start + length],
+    )  # fmt: skip
+    assert stream.source().read_again is None

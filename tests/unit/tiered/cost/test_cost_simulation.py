@@ -56,7 +56,7 @@ def test_storage_of_the_steady_state_is_rate_times_retention():
     assert found.storage == pytest.approx(monthly_storage(4 * 14 * 24 * GIB), rel=0.02)
     assert found.disk == pytest.approx(4 * 24.2 * 0.08, rel=0.03)
     assert found.double == pytest.approx(4 * 24 * 0.08, rel=0.03)
-    assert found.requests == pytest.approx(4 * 720 * 4 * (34 + 4) * 0.005 / 1000, rel=0.1)
+    assert found.requests == pytest.approx(4 * 720 * 4 * (18 + 4) * 0.005 / 1000, rel=0.1)
     assert found.total == pytest.approx(sum(getattr(found, kind) for kind in KINDS))
 
 
@@ -68,7 +68,7 @@ def test_storage_of_the_steady_state_is_rate_times_retention():
         ({"local_retention_ms": 2 * DAY}, "disk", 2),
         ({"compression": "zstd"}, "storage", 0.4),
         ({"compression": "none"}, "storage", 1),
-        ({"segment_bytes": 64 * MIB}, "requests", 4 * 17 / 40),
+        ({"segment_bytes": 64 * MIB}, "requests", 4 * 17 / 24),
     ],
 )
 def test_each_setting_changes_its_own_kind_of_cost(change, kind, factor):

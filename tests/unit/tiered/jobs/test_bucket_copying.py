@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Iterator
 
 import pytest
+from bucket_samples import run_copy
 from care_world import KEYS, MODES, NOW, SMALL_PAGES, TOPIC_ID, CareWorld, batches, named, small_chunks
 from checked_bucket import check_bucket, damage
 from fault_kinds import Clock, FaultStore, Kind
@@ -22,7 +23,7 @@ from remote.manifest.sealing import keyed
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
 from tiered.jobs import bucket_copying
-from tiered.jobs.bucket_copying import CopyJob, CopyOutcome, compare, copy_entry, plan_copy, run_copy
+from tiered.jobs.bucket_copying import CopyJob, CopyOutcome, compare, copy_entry, plan_copy
 from tiered.jobs.job_bucket import OpenBucket
 from tiered.jobs.runner import Here, run_job
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pyarrow as pa
 import pytest
+from bucket_samples import run_copy
 from disk_model import ModelDisk
 from manager_world import COMPACTED, NAME, NOW, TIERED, World
 from run_profile import one_of_each
@@ -21,7 +22,7 @@ from remote.manifest.manifest import Manifest
 from remote.segments.encryption import NO_KEYS
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
-from tiered.jobs.bucket_copying import plan_copy, run_copy
+from tiered.jobs.bucket_copying import plan_copy
 from tiered.jobs.compaction_passes import compact_partition
 from tiered.jobs.ingest import commit_ingest, plan_ingest
 from tiered.jobs.ingest_task import IngestTask

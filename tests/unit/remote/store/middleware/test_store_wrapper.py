@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from local.storage.throttle import BURST_SECONDS, Throttle
@@ -9,7 +11,7 @@ from remote.keys import manifest_key
 from remote.segment_entry import PART_BYTES
 from remote.store import ranged_source
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.store_wrapper import ThrottledStore
+from remote.store.middleware.store_wrapper import MeteredStore, ThrottledStore
 
 RATE = 1000.0
 
@@ -97,3 +99,15 @@ def test_a_manifest_is_sent_before_waiting_parts_and_its_bytes_count(clock, inne
     assert clock.now == 0.0
     store.put("a", bytes(10))
     assert clock.now == pytest.approx(51_010 / RATE - BURST_SECONDS)
+
+
+def test_joined_parts_of_an_upload_count_as_one_request_each():
+    body = bytes(5 * PART_BYTES + 1)
+    store = MeteredStore(MemoryStore())
+    source = replace(
+        ranged_source(len(body), lambda start, length: body[start : start + length]),
+        part_bytes=2 * PART_BYTES,
+        read_again=lambda start, length: body[start : start + length],
+    )
+    store.upload("a", source)
+    assert (store.counts().puts, store.counts().posts, store.counts().bytes_in) == (3 + 2, 2, len(body))

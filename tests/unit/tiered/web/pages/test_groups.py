@@ -17,8 +17,7 @@ from tiered.serve.groups.lag import GroupLag, Owner, PartitionLag
 from tiered.serve.node import group_lags
 from tiered.serve.node.directory_groups import groups_of_directory
 from tiered.web.html import DataAge
-from tiered.web.pages.groups_page import groups_page
-from tiered.web.pages.site import Site
+from tiered.web.pages.site import Site, groups_page
 
 T0, T1, GONE = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("gone", 0)
 AGE = DataAge(data_ms=NOW, age_ms=0, stale=None)
