@@ -21,6 +21,8 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.tuple cimport PyTuple_CheckExact, PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from cpython.unicode cimport PyUnicode_CheckExact
 
+from functools import lru_cache
+
 import numpy as np
 
 from local.kernels import pure_kernels
@@ -155,6 +157,7 @@ include "_kernels_numbers.pxi"
 include "_kernels_scan.pxi"
 include "_kernels_decode.pxi"
 include "_kernels_gather.pxi"
+include "_kernels_arrow.pxi"
 include "_kernels_codecs.pxi"
 include "_kernels_encode.pxi"
 include "_kernels_columns.pxi"

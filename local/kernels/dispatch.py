@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +78,7 @@ else:
         except ImportError:  # built without a compiler; `implementation` and `tiered doctor` report it
             _chosen = pure_kernels
 
+keep_freed_memory: Callable[[int], bool] = getattr(_chosen, "keep_freed_memory", bool)  # see `_kernels_arrow.pxi`
 BatchFields = tuple[int, int, int, int, int, int, int]
 DECOMPRESSED_BYTES_MAX = INFLATED_BYTES_MAX  # for all batches of one `decode_columns`; not less than for one batch
 STEP_BYTES = 64 << 20
@@ -115,7 +117,7 @@ def decode_columns(
     table = _scanned(view, verify=verify) if table is None else _checked(view, table)
     packed = _packed(table, include_control=include_control)
     if not packed.any():
-        return _plain_columns(view, table, verify=verify, include_control=include_control)
+        return _plain_sections(view, table, verify=verify).columns(include_control=include_control)
     if verify:
         _verify(view, table)
     arena, starts, ends = _inflated(view, table, packed, DECOMPRESSED_BYTES_MAX, verify=verify)
@@ -143,6 +145,43 @@ def decode_in_steps(
     the batch that would take its columns past it. Its table holds its own batches: `positions` are bytes of `data`, but
     `valid_bytes` and `problem` describe all of `data`. Raises as `decode_columns`, possibly after some steps.
     """
+    how = partial(sections_in_steps, verify=verify, include_control=include_control, step_bytes=step_bytes)
+    for sections in how(data, table):
+        yield sections.columns(include_control=include_control)
+        del sections  # only the caller may hold this step while the next one is built
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sections:
+    """Batches not yet decoded: the records of row i are uncompressed in ``data[starts[i]:ends[i]]``."""
+
+    data: memoryview
+    table: BatchTable
+    starts: Longs
+    ends: Longs
+    verify: bool  # whether checksums have yet to be compared
+
+    def columns(self, first_row: int = 0, *, include_control: bool = False) -> Columns:
+        """The records of the batches from `first_row` on. Raises Corrupt."""
+        where = self.table.select(slice(first_row, None)), self.starts[first_row:], self.ends[first_row:]
+        return _chosen.decode_batches(self.data, *where, verify=self.verify, include_control=include_control)
+
+    def arrow_batch(self, skipped: Flags, *rest: Any) -> tuple[int, list[Any]] | None:  # noqa: ANN401
+        """See `_kernels_arrow.pxi`; None without compiled kernels too. Then decode the `columns` from the row on."""
+        build = getattr(_chosen, "arrow_batch", None)
+        where = self.data, self.table, self.starts, self.ends, skipped.view(np.uint8)
+        return None if build is None else build(*where, *rest, verify=self.verify)
+
+
+def sections_in_steps(
+    data: Buffer,
+    table: BatchTable | None = None,
+    verify: bool = True,
+    include_control: bool = False,
+    *,
+    step_bytes: int,
+) -> Iterator[Sections]:
+    """The steps of `decode_in_steps` before their records are decoded. Raises as `decode_columns`."""
     view = _bytes_of(data)
     table = _scanned(view, verify=verify) if table is None else _checked(view, table)
     packed = _packed(table, include_control=include_control)
@@ -161,13 +200,13 @@ def decode_in_steps(
         if bits.any():
             arena, starts, ends = _inflated(view, run, bits, step_bytes, verify=is_verified)
             run = run.select(slice(len(ends)))
-            step = _chosen.decode_batches(arena, run, starts, ends, verify=False, include_control=include_control)
+            step = Sections(data=arena, table=run, starts=starts, ends=ends, verify=False)
             del arena
         else:
-            step = _plain_columns(view, run, verify=verify, include_control=include_control)
+            step = _plain_sections(view, run, verify=verify)
         done += len(run)
         yield step
-        del step  # only the caller may hold this step while the next one is built
+        del step
 
 
 def gather(data: Buffer, starts: Longs, lengths: Ints) -> tuple[Ints, Octets]:
@@ -351,9 +390,9 @@ def _packed(table: BatchTable, *, include_control: bool) -> Flags:
     return packed if include_control else packed & ((table.attributes & CONTROL) == 0)
 
 
-def _plain_columns(view: memoryview, table: BatchTable, *, verify: bool, include_control: bool) -> Columns:
+def _plain_sections(view: memoryview, table: BatchTable, *, verify: bool) -> Sections:
     starts, ends = table.positions + HEADER_BYTES, table.positions + table.sizes
-    return _chosen.decode_batches(view, table, starts, ends, verify=verify, include_control=include_control)
+    return Sections(data=view, table=table, starts=starts, ends=ends, verify=verify)
 
 
 def _verify(view: memoryview, table: BatchTable) -> None:

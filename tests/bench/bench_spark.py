@@ -214,12 +214,13 @@ def counted(batches):
 
 def binary_files(spark, directory):
     def decode(batches):
-        from local.kernels import decode_columns
-        from tiered.spark.source.task import record_batches
+        from local.kernels import sections_in_steps
+        from tiered.spark.source.task import built_batches
 
         for batch in batches:
             for content in batch.column(0):
-                yield from record_batches(decode_columns(content.as_buffer()), COLUMNS, "bench", 0)
+                for step in sections_in_steps(content.as_buffer(), step_bytes=64 << 20):
+                    yield from built_batches(step, (), 0, 2**63 - 1, names=COLUMNS, topic="bench", partition=0)
 
     files = spark.read.format("binaryFile").option("recursiveFileLookup", "true").option("pathGlobFilter", "*.log")
     schema = (

@@ -1,7 +1,11 @@
 """The compiled kernels compared with their plain Python implementation, on valid and on hostile bytes."""
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
+import targets
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from log_world import header_of, opened_batches
@@ -12,6 +16,7 @@ from local.format.columns import COLUMN_DTYPES, TABLE_DTYPES
 from local.format.compression import Codec, compress
 from local.format.crc32c import crc32c
 from local.format.record import Record, TimestampType
+from local.index.txn_index import AbortedTransaction
 from local.kernels import dispatch as kernels
 from local.kernels import pure_kernels
 from local.records.batch import encode_batch, encode_marker, read_header
@@ -219,6 +224,88 @@ def test_both_kernels_agree_on_record_sections_made_of_varints(section, count, l
             both(kernels.filter_batches, batch, np.arange(len(columns)) % every == 0, keep_last_batch=True)
     else:
         both(kernels.filter_batches, batch, np.arange(count) % 2 == 0, keep_last_batch=True)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(
+    hostile() | SECTIONS.map(lambda section: seal(header_of(encode_batch([(None, None, 1000)] * 3)), section)),
+    st.lists(
+        st.sampled_from(["topic", "key", "value", "offset", "partition", "timestamp", "timestampType", "headers"]),
+        unique=True,
+    ),
+    st.just((0, 2**63 - 1)) | st.tuples(st.integers(0, 9), st.integers(0, 20)),
+    st.integers(1, 30),
+    st.sampled_from([1, 200, 1 << 20]),
+)
+def test_the_fused_kernel_builds_the_rows_that_columns_give(data, names, offsets, rows_max, bytes_max):
+    task = pytest.importorskip("tiered.spark.source.task")
+    base = int(np.append(kernels.scan_batches(data, verify=False).base_offsets, 0)[0]) if offsets[0] else 0
+    rows = partial(
+        targets.arrow_rows, data, True, base + offsets[0], min(base + offsets[1], 2**63 - 1), names=tuple(names)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task, "BATCH_ROWS", rows_max)
+        patch.setattr(task, "BUILT_BYTES", bytes_max)
+        both(rows)
+
+
+@pytest.mark.parametrize("columns", [("offset",), ("key", "value"), ("timestampType", "topic", "timestamp")])
+def test_the_fused_kernel_omits_control_records_of_aborted_transactions_and_other_offsets(columns):
+    task = pytest.importorskip("tiered.spark.source.task")
+    records = [(b"k%d" % n, None if n % 3 else b"v" * n, n) for n in range(10)]
+    facts = {"is_transactional": True, "producer_epoch": 0, "base_sequence": 0}
+    parts = [encode_batch(records, base_offset=at, producer_id=at, **facts) for at in (0, 10, 20)]
+    parts.append(encode_marker(base_offset=30, is_commit=False, timestamp_ms=5, producer_id=10, producer_epoch=0))
+    (sections,) = kernels.sections_in_steps(b"".join(parts), step_bytes=1 << 20)
+    skipped = np.array([False, True, False, True])
+    where = sections.data, sections.table, sections.starts, sections.ends
+    made = compiled.arrow_buffers(*where, skipped.view(np.uint8), 0, 4, 27, 31, 1000, 1 << 20, verify=True)
+    row, count, (keys, values, (_, offsets), (_, times), (_, types), headers) = made
+    assert headers is None
+    assert (row, count) == (4, 13)
+    assert offsets.tolist() == [*range(4, 10), *range(20, 27)]
+    assert times.tolist() == [at % 10 * 1000 for at in offsets.tolist()]
+    assert not types.any()
+    assert keys[0] is None
+    assert bytes(keys[2]) == b"".join(b"k%d" % (at % 10) for at in offsets.tolist())
+    is_there = np.unpackbits(values[0], bitorder="little")[:count].tolist()
+    assert is_there == [at % 10 % 3 == 0 for at in offsets.tolist()]
+    aborted = [AbortedTransaction(producer_id=10, first_offset=10, last_offset=30, last_stable_offset=0)]
+    how = {"names": columns, "topic": "orders", "partition": 3}
+    both(lambda: [each.to_pylist() for each in task.built_batches(sections, aborted, 4, 27, **how)])
+
+
+def test_the_fused_kernel_builds_every_column_of_every_kind_of_batch():
+    options = {"timestamp_type": TimestampType.LOG_APPEND_TIME, "append_time_ms": 77}
+    headers = (("h", b"1"), ("", None), ("long", bytes(300)))
+    records = [(b"k" * size, b"v" * (40 - size), size, headers if size % 2 else ()) for size in range(20)]
+    parts = [encode_batch(records, base_offset=30 * n, codec=codec, **options) for n, codec in enumerate(Codec)]
+    parts.append(encode_batch(records, base_offset=900))
+    parts.append(encode_batch([(None, None, 1, (("\u00e4", b"not ASCII"),))], base_offset=990))
+    times, types = ((rows := both(targets.arrow_rows, b"".join(parts)))[1], rows[4])
+    assert set(types[:100]) == {1}
+    assert set(times[:100]) == {77_000}
+    assert set(types[100:]) == {0}
+    assert rows[5][-2:] == [
+        [{"key": key, "value": value} for key, value in headers],
+        [{"key": "\u00e4", "value": b"not ASCII"}],
+    ]
+
+
+def test_the_fused_kernel_refuses_arrays_that_do_not_fit():
+    (sections,) = kernels.sections_in_steps(encode_batch([(b"key", b"value", 1)]), step_bytes=1 << 20)
+
+    def fill(flags=1, row=0, rows_max=10, bytes_max=100, **changed):
+        step = replace(sections, **changed)
+        where = step.data, step.table, step.starts, step.ends, np.zeros(flags, np.uint8)
+        return compiled.arrow_buffers(*where, row, 0, 9, 63, rows_max, bytes_max, verify=True)
+
+    for wrong in ({"flags": 0}, {"row": 1}, {"row": -1}, {"starts": sections.starts[:0]}):
+        with pytest.raises(InvalidRequest):
+            fill(**wrong)
+    for change in ({"ends": sections.ends + 1}, {"starts": sections.starts - 100}, {"starts": sections.ends + 1}):
+        assert fill(**change) is None
+    assert fill()[:2] == fill(rows_max=1, bytes_max=1)[:2] == (1, 1), "a batch alone may exceed the limits"
 
 
 @given(st.binary(max_size=300))

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from manager_world import NAME, NOW, TIERED, World, send, settle
 from run_profile import examples
+from split_columns import split_columns
 
 from local.errors import Corrupt, LogError
 from local.names import CLEANER_OFFSETS, LEADER_EPOCHS, LOG_START_OFFSETS
@@ -33,7 +34,6 @@ from tiered.health.scrub import plan_scrub, report_of, run_scrub
 from tiered.read.bucket_reader import RemoteLog
 from tiered.spark.options import parse_options
 from tiered.spark.source.planning import plan_read
-from tiered.spark.source.task import split_columns
 
 CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=examples(60))
 CHECKPOINTS = (LEADER_EPOCHS, LOG_START_OFFSETS, CLEANER_OFFSETS)

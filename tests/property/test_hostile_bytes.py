@@ -68,6 +68,7 @@ print("alive")
 def test_no_changed_byte_makes_the_compiled_kernel_read_behind_the_end() -> None:
     code = """
 import targets
+from functools import partial
 from run_profile import HOSTILE_STRIDE
 from local import kernels
 from local.errors import Corrupt, InvalidRequest
@@ -81,10 +82,11 @@ for name in ("batches", "legacy"):
                 body[at] = value
                 tried += 1
                 with targets.guarded(targets.resealed(bytes(body))) as view:
-                    try:
-                        kernels.decode_columns(view, include_control=True)
-                    except (Corrupt, InvalidRequest):
-                        pass
+                    for read in (partial(kernels.decode_columns, include_control=True), targets.arrow_rows):
+                        try:
+                            read(view)
+                        except (Corrupt, InvalidRequest):
+                            pass
             body[at] = before
 print("alive", tried)
 """

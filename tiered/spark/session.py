@@ -39,6 +39,7 @@ SETTINGS = {
     "spark.driver.extraJavaOptions": f"{_SHORT_JOBS} {QUIET_JAVA}",
     "spark.driver.host": "127.0.0.1",  # no DNS look-up, no warning about the loopback
     "spark.driver.memory": "1g",
+    "spark.python.unix.domain.socket.enabled": "true",  # saves a tenth of a read's CPU; Spark 4.1 or later
     "spark.python.worker.faulthandler.enabled": "true",  # the stack of a crashed worker, at no measurable cost
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",

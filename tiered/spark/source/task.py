@@ -1,32 +1,34 @@
 """One Spark task: settle its split (`settling`), fetch the pieces of its segments, decode them, return Arrow batches.
 
-Data is fetched in windows of WINDOW_BYTES, the next one by a thread while one is decoded. All bytes pass the chunk
-checksums of `remote.fetch.range_reader` and the batch CRCs. The batches have the row schema of Spark's Kafka source
-(TYPES): headers are null for a record without them. Keys and values never become Python objects, headers do.
+Data is fetched in windows of up to WINDOW_BYTES, the next one by a thread while one is decoded. All bytes pass the
+chunk checksums of `remote.fetch.range_reader` and the batch CRCs. The batches have the row schema of Spark's Kafka
+source (TYPES): headers are null for a record without them. With compiled kernels no cell becomes a Python object.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
-from operator import itemgetter
-from typing import Any
+from functools import partial
+from operator import attrgetter, itemgetter
+from typing import Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from local import kernels
 from local.errors import Corrupt, InvalidRequest, NotFound
-from local.format.batch_header import HEADER_BYTES, read_header
+from local.format.batch_header import CONTROL, HEADER_BYTES, read_header
 from local.format.columns import Columns
+from local.format.record import StoredRecord
 from local.index import offset_index
+from local.index.txn_index import AbortedTransaction
 from local.names import TopicPartition
-from local.records.isolation import without_aborted
+from local.records.isolation import aborted_batches, without_aborted
 from remote.cache.chunk_cache import ChunkCache
 from remote.external.external_formats import external_format
 from remote.external.external_layout import OURS, LayoutOptions
@@ -43,6 +45,7 @@ from tiered.spark.source.settling import Settled, settled
 from tiered.spark.source.splits import Split
 
 WINDOW_BYTES = 8 << 20
+FIRST_WINDOW_BYTES = 256 << 10  # doubled up to WINDOW_BYTES, so that a query with a limit reads little
 STEP_BYTES = 16 << 20  # of inflated batches in one step; a step is freed before the next one is inflated
 _CACHE_BYTES = 4 * WINDOW_BYTES  # the current window, the next one, and room for indexes
 _log = logging.getLogger(__name__)
@@ -61,8 +64,10 @@ TYPES: dict[str, pa.DataType] = {
 # Spark's speed is flat from 5 000 to 50 000 rows a batch and falls outside (1 000: -20 %, 200 000: -10 %).
 BATCH_ROWS = 20_000
 BATCH_BYTES = 8 << 20
-_LOG_APPEND_TIME = 1 << 3  # of a batch's attributes
-_MS_MAX = (2**63 - 1) // 1000
+BUILT_BYTES = 4 << 20  # of records in one batch of the kernel
+T = TypeVar("T")
+Aborted = Sequence[AbortedTransaction]
+Build = Callable[[kernels.Sections, Aborted, int, int], Iterator[T]]
 
 
 def read_split(split: Split, options: ReadOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -74,23 +79,26 @@ def read_split(split: Split, options: ReadOptions, names: Sequence[str]) -> Iter
     # The log below a view has records that the view removed: older records of a key, and aborted ones.
     is_strict = options.fail_on_data_loss or options.view is not None
     keys, pin_ms, layout = options.bucket.keys(), options.pin_ms, options.layout
+    build = partial(built_batches, names=tuple(names), topic=split.topic, partition=split.partition)
+    if "pyspark.worker" in sys.modules:  # in a worker, whose memory is ours to manage
+        kernels.keep_freed_memory(64 << 20)
     with options.bucket.opened() as store:
-        for columns in split_columns(store, split, keys, pin_ms=pin_ms, fail_on_data_loss=is_strict, layout=layout):
-            yield from record_batches(columns, names, split.topic, split.partition)
-            del columns
+        yield from split_steps(store, split, build, keys, pin_ms=pin_ms, fail_on_data_loss=is_strict, layout=layout)
 
 
-def split_columns(
+def split_steps(
     store: ObjectStore,
     split: Split,
+    build: Build[T],
     keys: KeyRing = NO_KEYS,
     *,
     pin_ms: int | None = None,
     fail_on_data_loss: bool = True,
     layout: LayoutOptions = OURS,
-) -> Iterator[Columns]:
-    """The split's records in offset order, without records outside its offsets or of aborted transactions.
+) -> Iterator[T]:
+    """What `build` makes of the split's batches, in offset order.
 
+    `build` receives batches, aborted transactions, and the offsets ``[start, next)`` outside which to omit records.
     `pin_ms` is the life of its pin and of those in `others` after a renewal; None does not renew them. Raises as
     `read_split`. Without `fail_on_data_loss`, the newest manifest's records replace a deleted segment.
     """
@@ -106,10 +114,11 @@ def split_columns(
                 for entry, following in zip(found.entries, (*found.entries[1:], None), strict=False):
                     reached, lost = max(entry.base_offset, found.start_offset), entry
                     end = min(entry.next_offset, found.next_offset)
-                    for columns in _piece_columns(fetch, found, entry, following):
-                        first, reached = reached, max(reached, columns.next_offset)
-                        yield within(without_aborted(columns, found.aborted), first, end)
-                        del columns  # before the next step is inflated
+                    for sections, made in _piece_steps(fetch, found, entry, following):
+                        first, reached = reached, max(reached, int(sections.table.last_offsets[-1]) + 1)
+                        with made:
+                            yield from build(sections, found.aborted, first, end)
+                        del sections  # before the next step is inflated
                 return
             except NotFound as error:
                 if fail_on_data_loss or is_newest or (lost is None and split.shares > 1):
@@ -158,16 +167,29 @@ class _Fetch:
     def __init__(self, remote: RemotePartition, threads: ThreadPoolExecutor, pin: PinKeeper) -> None:
         self.remote, self._threads, self._pin = remote, threads, pin
         pin.keep()
-        self._ahead: Future[memoryview] | None = None
+        self._ahead: Future[None] | None = None
+        self._want = FIRST_WINDOW_BYTES
+        self._fetched: dict[str, int] = {}  # by data object: the end of the bytes that were requested
 
-    def window(self, piece: Piece, position: int, length: int) -> memoryview:
+    def window(self, piece: Piece, position: int, end: int, joined_bytes: int = 0) -> memoryview:
+        """The bytes from `position` to the end of a GET's body, without a copy, or `joined_bytes` of several bodies."""
         self._pin.keep()
-        return self.remote.read(piece.segment, position, length)
+        fetched = self._fetched.get(piece.segment.data_key, 0)
+        upto = position + (joined_bytes or (fetched - position if fetched > position else self._want))
+        self._fetched[piece.segment.data_key] = max(fetched, min(upto, end))
+        return self.remote.read(piece.segment, position, min(upto, end) - position, in_one_piece=not joined_bytes)
 
-    def ahead(self, piece: Piece, position: int) -> None:
-        if self._ahead is None or self._ahead.done():
-            length = min(WINDOW_BYTES, piece.end_position - position)
-            self._ahead = self._threads.submit(self.remote.read, piece.segment, position, length)
+    def ahead(self, piece: Piece, following: Piece | None, reached: int) -> int:
+        """Fetch the next window, twice as large as the last one, if `reached` ends that; return the end of both."""
+        fetched = max(self._fetched.get(piece.segment.data_key, 0), piece.position)
+        if fetched >= piece.end_position and following is not None:
+            self.ahead(following, None, following.position)
+        elif reached >= fetched < piece.end_position and (self._ahead is None or self._ahead.done()):
+            self._want = min(2 * self._want, WINDOW_BYTES)
+            length = min(self._want, piece.end_position - fetched)
+            self._fetched[piece.segment.data_key] = fetched = fetched + length
+            self._ahead = self._threads.submit(self.remote.warm, piece.segment, fetched - length, length)
+        return fetched
 
 
 def _piece(remote: RemotePartition, found: Settled, segment: SegmentEntry) -> Piece:
@@ -195,40 +217,42 @@ def trimmed(entries: Sequence[tuple[int, int]], segment: SegmentEntry, start_off
     return Piece(segment, start, end, position, end_position)
 
 
-def _piece_columns(
+def _piece_steps(
     fetch: _Fetch, found: Settled, entry: SegmentEntry, next_entry: SegmentEntry | None
-) -> Iterator[Columns]:
+) -> Iterator[tuple[kernels.Sections, AbstractContextManager[None]]]:
     piece, following = _piece(fetch.remote, found, entry), None
     with suppress(NotFound):
         following = _piece(fetch.remote, found, next_entry) if next_entry is not None else None
-    position, end, want = piece.position, piece.end_position, WINDOW_BYTES
+    position, end, joined = piece.position, piece.end_position, 0
     start, size_bytes = position, piece.segment.size_bytes
     while position < end:
-        data = fetch.window(piece, position, min(want, end - position))
+        data = fetch.window(piece, position, end, joined)
         if position == start > 0 and index_is_wrong(piece.segment, data, piece.start_offset, position):
             position = start = 0
             continue
         reached = position + len(data)
-        if reached < piece.end_position:
-            fetch.ahead(piece, reached)
-        elif following is not None:
-            fetch.ahead(following, following.position)
+        fetched = fetch.ahead(piece, following, reached)
         whole = 0
-        for columns in _decoded(data, piece, position):
-            whole = columns.table.valid_bytes  # of the whole window, the same in every step
-            yield columns
-            del columns
+        with _placed(piece, position):
+            for sections in kernels.sections_in_steps(data, step_bytes=STEP_BYTES):
+                whole = sections.table.valid_bytes  # of the whole window, the same in every step
+                yield sections, _placed(piece, position)
+                del sections
         if whole == 0 and reached >= size_bytes:
             raise Corrupt("cannot read a segment, it ends inside a batch", object=piece.segment.data_key, at=position)
-        # Doubled for a batch larger than the window.
-        position, want = position + whole, WINDOW_BYTES if whole else want * 2
+        # A batch across two bodies, or larger than the window, is joined; the windows around it are not copied.
+        rest = fetched - position if entry.codec != "none" or entry.key_id else 0  # encoded: each chunk is a body
+        is_cut = whole < len(data) if not joined else not whole
+        position, joined = position + whole, max(FIRST_WINDOW_BYTES, 2 * joined, rest) if is_cut else 0
         if reached >= end and end < size_bytes:
-            end = end_of_piece(piece, fetch.window(piece, position, HEADER_BYTES), position, end)
+            header = fetch.window(piece, position, position + HEADER_BYTES, HEADER_BYTES)
+            end = end_of_piece(piece, header, position, end)
 
 
-def _decoded(data: memoryview, piece: Piece, position: int) -> Iterator[Columns]:
+@contextmanager
+def _placed(piece: Piece, position: int) -> Iterator[None]:  # adds the object to an error of the decoder
     try:
-        yield from kernels.decode_in_steps(data, step_bytes=STEP_BYTES)
+        yield
     except Corrupt as error:
         facts = {**error.facts, "object": piece.segment.data_key}
         if isinstance(at := facts.get("at"), int):
@@ -285,95 +309,43 @@ def end_of_piece(piece: Piece, data: memoryview, position: int, end_position: in
     return min(position + size_bytes, piece.segment.size_bytes)
 
 
+def built_batches(
+    sections: kernels.Sections, aborted: Aborted, first: int, end: int, names: Sequence[str], topic: str, partition: int
+) -> Iterator[pa.RecordBatch]:
+    """The records of `sections` as Arrow batches: built in one pass of the kernel, or by its twin."""
+    row, fields, constants = 0, {name: TYPES[name] for name in names}, {"topic": topic, "partition": partition}
+    skipped = aborted_batches(sections.table, aborted) | ((sections.table.attributes & CONTROL) != 0)
+    how = first, end, fields, constants, BATCH_ROWS, BUILT_BYTES
+    while row < len(skipped):
+        made = sections.arrow_batch(skipped, row, *how)
+        if made is None:
+            rest = within(without_aborted(sections.columns(row), aborted), first, end)
+            yield from record_batches(rest, names, topic, partition)
+            return
+        row, batches = made
+        yield from batches
+
+
 def record_batches(columns: Columns, names: Sequence[str], topic: str, partition: int) -> Iterator[pa.RecordBatch]:
-    """The records in order, in batches of bounded rows and bytes; a record above BATCH_BYTES is a batch."""
-    schema = pa.schema([(name, TYPES[name]) for name in names])
-    for rows in _slices(columns, names):
-        part = columns.select(rows)
-        yield pa.RecordBatch.from_arrays([_column(part, name, topic, partition) for name in names], schema=schema)
+    """The twin of the kernel, from records as objects. A batch has at most BATCH_BYTES, or one record."""
+    cells: dict[str, Callable[[StoredRecord], Any]] = {
+        "topic": lambda _: topic,
+        "partition": lambda _: partition,
+        "timestamp": lambda each: _microseconds(each, topic, partition),
+        "timestampType": lambda each: int(each.timestamp_type),
+        "headers": lambda each: list(each.headers) or None,
+    }
+    largest = int((columns.key_lengths + columns.value_lengths.astype("i8")).max(initial=1))
+    rows = min(BATCH_ROWS, max(1, BATCH_BYTES // largest))
+    for at in range(0, len(columns), rows):
+        records = list(columns.select(slice(at, at + rows)).records())
+        arrays = [pa.array(map(cells.get(name, attrgetter(name)), records), TYPES[name]) for name in names]
+        yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema({name: TYPES[name] for name in names}))
 
 
-def _slices(columns: Columns, names: Sequence[str]) -> Iterator[slice]:
-    weights = np.zeros(len(columns), np.int64)
-    for name, lengths in (("key", columns.key_lengths), ("value", columns.value_lengths)):
-        if name in names:
-            weights += np.maximum(lengths, 0)
-    through = np.cumsum(weights)
-    start = 0
-    while start < len(columns):
-        before = int(through[start - 1]) if start else 0
-        fits = int(np.searchsorted(through, before + BATCH_BYTES, side="right"))
-        end = min(max(fits, start + 1), start + BATCH_ROWS)
-        yield slice(start, end)
-        start = end
-
-
-def _column(columns: Columns, name: str, topic: str, partition: int) -> pa.Array[Any]:
-    count = len(columns)
-    match name:
-        case "key":
-            return _binary(columns.data, columns.key_starts, columns.key_lengths)
-        case "value":
-            return _binary(columns.data, columns.value_starts, columns.value_lengths)
-        case "topic":
-            return _repeated(topic.encode(), count)
-        case "partition":
-            return _numbers(TYPES[name], np.full(count, partition, np.int32))
-        case "offset":
-            return _numbers(TYPES[name], columns.offsets)
-        case "timestamp":
-            return _numbers(TYPES[name], _microseconds(columns, topic, partition))
-        case "timestampType":
-            attributes = columns.table.attributes[columns.batch_ordinals]
-            return _numbers(TYPES[name], ((attributes & _LOG_APPEND_TIME) != 0).astype(np.int32))
-    assert name == "headers"
-    return _headers(columns)
-
-
-def _microseconds(columns: Columns, topic: str, partition: int) -> NDArray[np.int64]:
-    strange = np.flatnonzero((columns.timestamps > _MS_MAX) | (columns.timestamps < -_MS_MAX))
-    if len(strange):
-        at = int(strange[0])
-        raise InvalidRequest(
-            "cannot read, a timestamp does not fit in its column; leave the column out by .schema(...) or columns=",
-            partition=TopicPartition(topic, partition),
-            offset=int(columns.offsets[at]),
-            timestamp_ms=int(columns.timestamps[at]),
-        )
-    return columns.timestamps * 1000
-
-
-def _numbers(kind: pa.DataType, values: NDArray[Any]) -> pa.Array[Any]:
-    return pa.Array.from_buffers(kind, len(values), [None, _buffer(values)])
-
-
-def _repeated(word: bytes, count: int) -> pa.Array[Any]:
-    """One word `count` times; `pyarrow.scalar` would import pandas into every worker (0.25 s)."""
-    ends = np.arange(count + 1, dtype=np.int32) * np.int32(len(word))
-    return pa.Array.from_buffers(pa.string(), count, [None, _buffer(ends), pa.py_buffer(word * count)])
-
-
-def _binary(data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.int32]) -> pa.Array[Any]:
-    offsets, joined = kernels.gather(data, starts, lengths)
-    buffers = [_validity(lengths >= 0), _buffer(offsets), _buffer(joined)]
-    return pa.Array.from_buffers(pa.binary(), len(lengths), buffers)
-
-
-def _headers(columns: Columns) -> pa.Array[Any]:
-    counts = columns.header_counts
-    pairs = [pair for row in np.flatnonzero(counts).tolist() for pair in columns.headers(row)]
-    keys = pa.array([key for key, _ in pairs], pa.string())
-    values = pa.array([value for _, value in pairs], pa.binary())
-    flat = pa.StructArray.from_arrays([keys, values], fields=list(_HEADER))
-    offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)))
-    buffers = [_validity(counts > 0), _buffer(offsets)]
-    return pa.Array.from_buffers(TYPES["headers"], len(counts), buffers, children=[flat])
-
-
-def _validity(is_there: NDArray[np.bool_]) -> pa.Buffer | None:
-    return None if is_there.all() else _buffer(np.packbits(is_there, bitorder="little"))
-
-
-def _buffer(values: NDArray[Any]) -> pa.Buffer:
-    """The array's own memory, which Arrow keeps alive."""
-    return pa.py_buffer(np.ascontiguousarray(values).data)
+def _microseconds(record: StoredRecord, topic: str, partition: int) -> int:
+    if abs(record.timestamp_ms) > (2**63 - 1) // 1000:
+        wrong = "cannot read, a timestamp does not fit in its column; leave the column out by .schema(...) or columns="
+        where = {"partition": TopicPartition(topic, partition), "offset": record.offset}
+        raise InvalidRequest(wrong, **where, timestamp_ms=record.timestamp_ms)
+    return record.timestamp_ms * 1000

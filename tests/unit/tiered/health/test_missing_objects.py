@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from manager_world import DAY, NOW, TIERED, World, send, settle, values
+from split_columns import split_columns
 
 from local.errors import Corrupt, NotFound
 from remote.manifest.catalog import list_partitions
@@ -16,7 +17,6 @@ from tiered.health.scrub import plan_scrub, report_of, run_scrub
 from tiered.read.bucket_reader import RemoteLog
 from tiered.spark.options import parse_options
 from tiered.spark.source.planning import plan_read
-from tiered.spark.source.task import split_columns
 
 
 class Forgetful:

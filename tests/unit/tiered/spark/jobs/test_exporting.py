@@ -9,6 +9,7 @@ from itertools import islice
 import pytest
 from bucket_samples import SampleBucket, batch_at
 from manager_world import NOW, TIERED, World, send, settle
+from split_columns import split_columns
 
 from remote.manifest import commit_protocol
 from remote.manifest.page_out import PageRule
@@ -17,7 +18,6 @@ from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.view_jobs import build_views, plan_views
 from tiered.spark.jobs.exporting import ExportedFile, ExportJob
 from tiered.spark.options import ReadOptions, parse_options
-from tiered.spark.source import task
 from tiered.spark.source.splits import ReadPlan, Split
 
 
@@ -43,7 +43,7 @@ def export_job(target: MemoryStore, job_id: str, asked: ReadOptions) -> ExportJo
 
 
 def offsets_of(world, split: Split) -> list[int]:
-    return [int(at) for part in task.split_columns(world.store, split) for at in part.offsets]
+    return [int(at) for part in split_columns(world.store, split) for at in part.offsets]
 
 
 def wave(job: ExportJob, world, count: int | None = None) -> list[int]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 from pyspark.sql.datasource import InputPartition
 from remote_samples import entry
+from split_columns import split_columns
 
 from local.errors import AccessDenied, Corrupt, InvalidRequest, NotFound, OffsetOutOfRange, Unavailable
 from local.format.batch_header import CONTROL
@@ -54,7 +55,7 @@ def read(world, splits):
     """(offset, value) of every record that the tasks return."""
     found = []
     for split in splits:
-        for columns in task.split_columns(world.store, split):
+        for columns in split_columns(world.store, split):
             found += [(record.offset, record.value) for record in columns.records()]
     return found
 
@@ -311,7 +312,7 @@ def test_task_renews_its_pin_while_it_reads(world, monkeypatch):
         def keep(self):
             kept.append("kept")
 
-    list(task.split_columns(world.store, split, pin_ms=5))
+    list(split_columns(world.store, split, pin_ms=5))
     assert kept[0] == (split.pin, 5)
     assert kept[1:] == ["kept"] * (1 + len(settled_of(world, split).entries))
 
@@ -381,7 +382,7 @@ def test_pinned_block_holds_its_manifests_until_it_ends(world, monkeypatch):
 def left(world, splits):
     found = []
     for split in splits:
-        for columns in task.split_columns(world.store, split, fail_on_data_loss=False):
+        for columns in split_columns(world.store, split, fail_on_data_loss=False):
             found += [(record.offset, record.value) for record in columns.records()]
     return found
 
@@ -461,7 +462,7 @@ def test_failure_of_one_partition_releases_the_pins_of_the_others(world, monkeyp
 def test_control_records_are_not_returned(world):
     transactions(world)
     for split in plan(world):
-        for columns in task.split_columns(world.store, split):
+        for columns in split_columns(world.store, split):
             assert not (columns.table.attributes[columns.batch_ordinals] & CONTROL).any()
 
 

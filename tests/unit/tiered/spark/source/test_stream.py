@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from manager_world import NAME, NOW, TIERED, World, send, settle
 from run_profile import examples
+from split_columns import split_columns
 
 from local.errors import InvalidRequest, NotFound, OffsetOutOfRange
 from local.names import TopicPartition
 from remote.manifest.manifest_changes import expire_segments
 from remote.store.memory_store import MemoryStore
 from tiered.spark.options import EARLIEST, LATEST, Bound, parse_stream_options
-from tiered.spark.source import task
 from tiered.spark.source.stream import LIST_MS, POLL_MS, StreamPlanner, StreamPosition, prorated
 
 ZERO, ONE = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -73,7 +73,7 @@ def read(bucket, splits):
     return [
         (split.partition, int(offset))
         for split in splits
-        for part in task.split_columns(bucket.store, split)
+        for part in split_columns(bucket.store, split)
         for offset in part.offsets
     ]
 
@@ -401,7 +401,7 @@ def test_stream_across_a_compaction_returns_the_remaining_records():
     position, found = initial(planner), []
     while (end := following(planner, position, offsets_max=30)) is not position:
         for split in planner.splits(position, end):
-            for columns in task.split_columns(world.store, split):
+            for columns in split_columns(world.store, split):
                 found += columns.offsets.tolist()
         position = end
     assert found == sorted(set(found))
