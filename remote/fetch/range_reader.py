@@ -201,7 +201,7 @@ class RemotePartition:
         self, segment: SegmentEntry, table: ChunkTable, fresh: list[_Piece], range_bytes: int, keys: Sequence[Key]
     ) -> Mapping[Key, Slice]:
         """Return sound chunks. Adds bytes from the store to `fresh`."""
-        name, opened = keys[0][0], partial(_opened, table, open_ring(segment, self.prefix, self._keys))
+        name, opened = keys[0][0], self._opener(segment, table)
         loaded = self._from_disk(table, keys, opened)
         missing = sorted(number for name, number in keys if (name, number) not in loaded)
         runs = list(_runs(table, missing, range_bytes))
@@ -252,6 +252,9 @@ class RemotePartition:
             return opened(number, again)
         except Corrupt as error:
             raise Corrupt(f"cannot read a remote segment: {error.attempt}", **facts, **error.facts) from error
+
+    def _opener(self, segment: SegmentEntry, table: ChunkTable) -> Opener:
+        return partial(_opened, table, open_ring(segment, self.prefix, self._keys))
 
     def _checked_indexes(self, segment: SegmentEntry) -> IndexBundle:
         name = full_key(self.prefix, segment.indexes_key)
