@@ -146,7 +146,7 @@ def decode_in_steps(
     `valid_bytes` and `problem` describe all of `data`. Raises as `decode_columns`, possibly after some steps.
     """
     how = partial(sections_in_steps, verify=verify, include_control=include_control, step_bytes=step_bytes)
-    for sections in how(data, table):
+    for sections in how(data, table=table):
         yield sections.columns(include_control=include_control)
         del sections  # only the caller may hold this step while the next one is built
 
@@ -174,12 +174,7 @@ class Sections:
 
 
 def sections_in_steps(
-    data: Buffer,
-    table: BatchTable | None = None,
-    verify: bool = True,
-    include_control: bool = False,
-    *,
-    step_bytes: int,
+    data: Buffer, step_bytes: int, table: BatchTable | None = None, verify: bool = True, include_control: bool = False
 ) -> Iterator[Sections]:
     """The steps of `decode_in_steps` before their records are decoded. Raises as `decode_columns`."""
     view = _bytes_of(data)

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter, itemgetter
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 
@@ -40,7 +40,7 @@ from remote.store import ObjectStore
 from tiered.read.external_partition import ExternalPartition
 from tiered.read.reader import index_is_wrong, report_wrong_index, within
 from tiered.spark.options import ReadOptions
-from tiered.spark.source.planning import PinKeeper
+from tiered.spark.source.planning import PinKeeper, T
 from tiered.spark.source.settling import Settled, settled
 from tiered.spark.source.splits import Split
 
@@ -65,7 +65,6 @@ TYPES: dict[str, pa.DataType] = {
 BATCH_ROWS = 20_000
 BATCH_BYTES = 8 << 20
 BUILT_BYTES = 4 << 20  # of records in one batch of the kernel
-T = TypeVar("T")
 Aborted = Sequence[AbortedTransaction]
 Build = Callable[[kernels.Sections, Aborted, int, int], Iterator[T]]
 
@@ -315,15 +314,14 @@ def built_batches(
     """The records of `sections` as Arrow batches: built in one pass of the kernel, or by its twin."""
     row, fields, constants = 0, {name: TYPES[name] for name in names}, {"topic": topic, "partition": partition}
     skipped = aborted_batches(sections.table, aborted) | ((sections.table.attributes & CONTROL) != 0)
-    how = first, end, fields, constants, BATCH_ROWS, BUILT_BYTES
     while row < len(skipped):
-        made = sections.arrow_batch(skipped, row, *how)
+        made = sections.arrow_batch(skipped, row, first, end, fields, constants, BATCH_ROWS, BUILT_BYTES)
         if made is None:
             rest = within(without_aborted(sections.columns(row), aborted), first, end)
             yield from record_batches(rest, names, topic, partition)
             return
-        row, batches = made
-        yield from batches
+        row = made[0]
+        yield from made[1]
 
 
 def record_batches(columns: Columns, names: Sequence[str], topic: str, partition: int) -> Iterator[pa.RecordBatch]:
@@ -335,9 +333,8 @@ def record_batches(columns: Columns, names: Sequence[str], topic: str, partition
         "timestampType": lambda each: int(each.timestamp_type),
         "headers": lambda each: list(each.headers) or None,
     }
-    largest = int((columns.key_lengths + columns.value_lengths.astype("i8")).max(initial=1))
-    rows = min(BATCH_ROWS, max(1, BATCH_BYTES // largest))
-    for at in range(0, len(columns), rows):
+    rows = int(BATCH_BYTES // (columns.key_lengths + columns.value_lengths.astype("i8")).max(initial=1))
+    for at in range(0, len(columns), rows := min(BATCH_ROWS, max(1, rows))):
         records = list(columns.select(slice(at, at + rows)).records())
         arrays = [pa.array(map(cells.get(name, attrgetter(name)), records), TYPES[name]) for name in names]
         yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema({name: TYPES[name] for name in names}))
