@@ -48,11 +48,7 @@ class Codec(IntEnum):
 
 
 # (default, lowest, highest) level as in Kafka: GzipCompression, Lz4Compression, ZstdCompression.
-LEVELS: dict[Codec, tuple[int, int, int]] = {
-    Codec.GZIP: (6, 1, 9),
-    Codec.LZ4: (9, 1, 17),
-    Codec.ZSTD: (3, -131072, 22),
-}
+LEVELS: dict[Codec, tuple[int, int, int]] = {Codec.GZIP: (6, 1, 9), Codec.LZ4: (9, 1, 17), Codec.ZSTD: (3, -131072, 22)}
 
 _GZIP_RATIO = 1032  # maximum of deflate: a match of 258 bytes in two bits
 _SNAPPY_RATIO = 22  # a copy of 64 bytes takes three bytes

@@ -37,13 +37,7 @@ CACHED_ENTRIES_MAX = 32 * 4096  # entries of pages that a writer remembers (`rem
 _STEADY = 1000  # number of a segment whose retention period is full of earlier segments
 
 
-def simulate(
-    workload: Workload,
-    rules: PartitionRules,
-    *,
-    window_ms: int,
-    min_days: Iterable[float] = (),
-) -> Simulated:
+def simulate(workload: Workload, rules: PartitionRules, *, window_ms: int, min_days: Iterable[float] = ()) -> Simulated:
     """Simulate `window_ms` of a partition that has run for longer than its retention."""
     schedule = Schedule(workload, rules)
     partition = _Partition(schedule, _Bucket(schedule, PageRule(), min_days))

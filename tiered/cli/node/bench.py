@@ -116,9 +116,7 @@ def bench(
         )
     rows = [
         MeasuredFigure.of(
-            each,
-            latencies_ms=each.latencies_ms or None,
-            reference_latencies_ms=each.reference_latencies_ms or None,
+            each, latencies_ms=each.latencies_ms or None, reference_latencies_ms=each.reference_latencies_ms or None
         )
         for each in report.measured
     ]
