@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import islice
 from keyword import iskeyword
 from pkgutil import get_data
 
@@ -21,17 +22,10 @@ from tiered.cli.errors import Exit, exit_code, internal, one_line
 from tiered.cli.options import command, option
 from tiered.cli.session import Session, complete_settings, completions, parse_setting
 
-# In the order of use by a new user: module in this package, one line of help. The module of a command may add it to the
-# group of another module, as `bucket.redact` does.
-COMMANDS: dict[str, tuple[str, str]] = {
-    name: (module, summary)
-    for name, (module, summary) in json.loads(get_data(__package__, "commands.json") or b"").items()
-}
+# By section of the help: module in this package, one line of help. A module may add to the group of another one.
+_SECTIONS: dict[str, dict[str, tuple[str, str]]] = json.loads(get_data(__package__, "commands.json") or b"")
+COMMANDS = {name: each for section in _SECTIONS.values() for name, each in section.items()}
 
-_EXIT_CODES = (
-    "Exit codes: 0 done, 1 failed, 2 usage, 3 findings, 4 corruption, 5 conflict, 6 the store is unavailable, "
-    "10 unhealthy, 130 and 143 interrupted."
-)
 _WRITE_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EBADF, errno.EIO, errno.EFBIG)
 
 
@@ -56,7 +50,8 @@ class _LazyGroup(click.Group):
             from tiered.config.properties import nearest
 
             near = nearest(name, COMMANDS)
-            raise click.UsageError(f"unknown command: {name}" + (f"; did you mean {near}?" if near else ""))
+            hint = _other_name("commands", name.lower()) or (f"did you mean {near}?" if near else None)
+            raise click.UsageError(f"unknown command: {name}" + (f"; {hint}" if hint else ""))
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -65,14 +60,16 @@ class _LazyGroup(click.Group):
         return completions({name: summary for name, (_, summary) in COMMANDS.items()}, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+        for section, commands in _SECTIONS.items():
+            with formatter.section(section):
+                formatter.write_dl([(name, summary) for name, (_, summary) in commands.items()])
 
 
 @command(
     "tiered",
     cls=_LazyGroup,
-    epilog=_EXIT_CODES,
+    epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 findings, 4 corruption, 5 conflict, 6 the store is unavailable, "
+    "10 unhealthy, 130 and 143 interrupted.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, "-V", "--version", message="tiered %(version)s")
@@ -103,6 +100,24 @@ def main(
     )
 
 
+def _other_name(kind: str, *names: str) -> str | None:
+    """Return the hint for the first known name of ``commands`` or ``options`` of other tools."""
+    known: dict[str, dict[str, str]] = json.loads(get_data(__package__, "other_names.json") or b"")
+    return next((known[kind][name] for name in names if name in known[kind]), None)
+
+
+def _in_order(words: list[str]) -> list[str]:
+    """``-C DIR`` and ``-q`` may stand anywhere, ``--json`` is ``-o json``, ``help WORDS`` is ``WORDS --help``."""
+    remaining = iter([*words[1:], "--help"] if words[:1] == ["help"] else words)
+    first, others = list[str](), list[str]()
+    for word in remaining:
+        if word in ("-q", "--quiet", "-C"):
+            first += [word, *islice(remaining, int(word == "-C"))]
+        else:
+            others += ["-o", "json"] if word == "--json" else [word, *remaining] if word == "--" else [word]
+    return [*first, *others]
+
+
 def run(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its code: the entry point."""
     _fill_closed_streams()
@@ -126,7 +141,7 @@ def invoke(words: list[str]) -> int:
     code: int
     try:
         # Not click's main(): it would handle a closed pipe, an interrupt and our errors in its own way.
-        with main.make_context("tiered", words) as context:
+        with main.make_context("tiered", _in_order(words)) as context:
             result = main.invoke(context)
         code = int(result) if isinstance(result, int) else Exit.DONE
     except click.exceptions.Exit as done:
@@ -137,7 +152,9 @@ def invoke(words: list[str]) -> int:
     except click.exceptions.Abort:
         code = Exit.INTERRUPTED
     except click.ClickException as error:
-        click.echo(f"error: {error.format_message()}", err=True)
+        typed, command = getattr(error, "option_name", ""), getattr(getattr(error, "ctx", None), "info_name", "")
+        other = _other_name("options", f"{command} {typed}", typed)
+        click.echo(f"error: {error.format_message()}" + (f" ({other})" if other else ""), err=True)
         code = error.exit_code
     except (LogError, OSError, ImportError, KeyboardInterrupt) as error:
         if isinstance(error, OSError) and error.filename is None and error.errno in _WRITE_ERRORS:
@@ -152,7 +169,11 @@ def invoke(words: list[str]) -> int:
         _show_traceback(error, is_debug)
         click.echo(internal(error), err=True)
         code = Exit.FAILED
-    return _flushed(code)
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        return code or _lose_stdout(error)
+    return code
 
 
 def _show_traceback(error: BaseException, is_debug: bool) -> None:
@@ -160,14 +181,6 @@ def _show_traceback(error: BaseException, is_debug: bool) -> None:
         import traceback
 
         traceback.print_exception(error)
-
-
-def _flushed(code: int) -> int:
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        return code or _lose_stdout(error)
-    return code
 
 
 def _lose_stdout(error: OSError) -> Exit:

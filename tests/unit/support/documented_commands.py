@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from local.errors import LogError
-from tiered.cli.main import main
+from tiered.cli.main import _in_order, main
 from tiered.cli.session import parse_setting
 from tiered.config.properties import find_property, parse
 
@@ -158,7 +158,7 @@ def complaint(written: Written) -> str | None:
     """The error of click or of the settings table for the words. None for a valid command."""
     command: click.Command = main
     context = click.Context(main, info_name="tiered")
-    words = list(written.words)
+    words = _in_order(list(written.words))
     try:
         while True:
             words = _parsed(command, context, words, written.is_prose)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -311,10 +311,9 @@ def backfill(
     more: dict[str, Any] = {"to_options": to_options, "job_id": job_id, "codec": codec, "should_stop": job.should_stop}
     more |= {"progress": partial(_line_progress(session, "bytes", exported), "export"), **read}
     try:
-        with job.stoppable():
-            if job.is_on_spark:
-                with job.spark(f"backfill {' '.join(targets)}") as spark:
-                    result = export(spark, bucket.url, target, wave_tasks=tasks, **more)
+        with job.stoppable(), job.spark(f"backfill {' '.join(targets)}") if job.is_on_spark else nullcontext() as spark:
+            if spark is not None:
+                result = export(spark, bucket.url, target, wave_tasks=tasks, **more)
             else:
                 result = parquet_export.export(bucket.url, target, threads=tasks, **more)
     except Unavailable:

@@ -285,8 +285,7 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
 
     def _begun(self) -> ReadPlan:
         found = _planned(self._request)
-        names = [each.name for each in fields(_Range)]
-        ranges = tuple(_Range(**{name: getattr(each, name) for name in names}) for each in _ranges(found))
+        ranges = tuple(_Range(**{at.name: getattr(each, at.name) for at in fields(_Range)}) for each in _ranges(found))
         plan = _Plan(source=self._source, ranges=ranges)
         try:
             self._store.put_if_absent(self._key("plan.json"), msgspec.json.encode(plan))
