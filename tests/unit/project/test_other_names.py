@@ -158,7 +158,7 @@ def test_no_hint_hides_a_command_or_an_option_of_ours() -> None:
 
 @pytest.mark.parametrize("kind", ["commands", "options"])
 def test_every_command_that_a_hint_names_exists(kind: str) -> None:
-    with click.Context(main) as context:
+    with click.Context(main, **main.context_settings) as context:
         for typed, hint in NAMES[kind].items():
             named = _COMMAND.findall(hint)
             assert named or "tiered" not in hint or "--" in hint or kind == "options", typed

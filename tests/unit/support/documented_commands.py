@@ -157,7 +157,7 @@ def _runs_another(word: str) -> bool:
 def complaint(written: Written) -> str | None:
     """The error of click or of the settings table for the words. None for a valid command."""
     command: click.Command = main
-    context = click.Context(main, info_name="tiered")
+    context = click.Context(main, info_name="tiered", **main.context_settings)  # commands cache their option for help
     words = _in_order(list(written.words))
     try:
         while True:
