@@ -31,7 +31,7 @@ def test_every_help_has_an_example_that_parses_and_fits_a_line(
     monkeypatch.setenv("COLUMNS", "80")
     for name in ("lines.txt", "brokers.txt", "plan.json", "report.json"):
         (tmp_path / name).touch()
-    found = _commands(main, click.Context(main, info_name="tiered"))
+    found = _commands(main, click.Context(main, info_name="tiered", **main.context_settings))
     for path, shown in found:
         example = (shown.epilog or "").partition("Example: tiered ")[2].partition("\n")[0]
         words = shlex.split(example)

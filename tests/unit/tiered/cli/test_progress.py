@@ -139,7 +139,7 @@ def test_restarted_copy_counts_only_beyond_its_previous_progress() -> None:
 
 def test_every_long_command_has_the_progress_option() -> None:
     names = "append run apply scrub verify repair import adopt restore fork backfill compact gc rotate-keys bench"
-    context = click.Context(main)
+    context = click.Context(main, **main.context_settings)
     found = [main.get_command(context, name) for name in names.split()]
     for name, entry_filter in {"rewrite": None, "pipeline": None, "view": "build", "log-dirs": "move"}.items():
         group = main.get_command(context, name)
