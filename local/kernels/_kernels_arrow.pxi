@@ -280,16 +280,25 @@ def arrow_batch(
     if made is None:
         return None
     row, count, buffers = made
-    arrays = [
-        constant_array(kind, constants[name], 1 << count.bit_length()).slice(0, count)
-        if name in constants
-        else arrow_array(kind, count, buffers[ARROW_COLUMNS.index(name)])
+    arrays = {
+        name: arrow_array(kind, count, buffers[ARROW_COLUMNS.index(name)])
         for name, kind in fields.items()
-    ]
-    batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
-    pieces = max(-(-count // rows_max), batch.nbytes // (2 * bytes_max), 1)  # more than one of a batch above a limit
-    rows = max(-(-count // pieces), 1)
-    return row, [batch.slice(at, rows) for at in range(0, count, rows)]
+        if name not in constants
+    }
+    size = sum(each.nbytes for each in arrays.values())
+    pieces = max(-(-count // rows_max), size // (2 * bytes_max), 1)  # more than one of a batch above a limit
+    rows, schema = max(-(-count // pieces), 1), pa.schema(fields)
+    batches = []
+    for at in range(0, count, rows):
+        length = min(rows, count - at)  # at most `rows_max`: constants for all of a huge batch would be gigabytes
+        columns = [
+            arrays[name].slice(at, length)
+            if name in arrays
+            else constant_array(kind, constants[name], 1 << length.bit_length()).slice(0, length)
+            for name, kind in fields.items()
+        ]
+        batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+    return row, batches
 
 
 @lru_cache(8)

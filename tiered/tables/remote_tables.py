@@ -57,7 +57,8 @@ class RemoteTables(RemoteLog):
         | `memory_bytes` | of batches that are ready; each thread holds about 64 MiB more |
 
         A time means the first offset whose record has this timestamp or a later one, as in Kafka. The manifests are
-        pinned until the reader is exhausted, closed or dropped. A bucket that cannot be written is read without pins.
+        pinned until the reader is exhausted or dropped; its `close` does nothing in pyarrow. A pin that is not renewed
+        expires after an hour. A bucket that cannot be written is read without pins.
 
         Raises InvalidRequest for a wrong selection, NotFound for an unknown topic or partition, OffsetOutOfRange. The
         reader raises Corrupt for damaged bytes.

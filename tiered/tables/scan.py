@@ -7,10 +7,10 @@ of topic, partition and offset.
 |---|---|
 | no batch was taken | the first task alone is read: a `LIMIT` of some rows reads little |
 | a batch was taken | the next tasks are read too, each up to its share of the memory |
-| a task's share is full | its thread waits until the task's batches are taken |
-| the reader is closed or dropped, or a task failed | the threads end at their next batch, the pins are released |
+| a task's share is full | its thread reads other tasks; the task continues when its batches are taken |
+| the reader is dropped, or a task failed | the threads end at their next batch, the pins are released |
 
-The first task in line never waits for another one, so a full share delays a task but cannot block the scan.
+No thread waits for another one: a full share cannot block the scan, nor a half-read reader the exit of the process.
 """
 
 from __future__ import annotations
@@ -197,37 +197,42 @@ def _task(
 
 
 class _Task:
-    """One task of a scan, read by a thread of the pool into a queue of at most `share_bytes` and one batch."""
+    """One task of a scan: a queue of at most `share_bytes` and one batch, which `run` fills in a thread of the pool.
 
-    def __init__(self, share_bytes: int, stopped: threading.Event) -> None:
-        self._share_bytes, self._stopped = share_bytes, stopped
+    `run` returns when the share is full, and `taken` submits it again. So no thread waits, also not at the exit of the
+    process, and a suspended iterator of `batches` is never in use by two threads.
+    """
+
+    def __init__(
+        self, batches: Iterator[pa.RecordBatch], pool: ThreadPoolExecutor, share_bytes: int, stopped: threading.Event
+    ) -> None:
+        self._source, self._pool, self._share_bytes, self._stopped = batches, pool, share_bytes, stopped
         self._changed = threading.Condition()
         self._batches: deque[pa.RecordBatch] = deque()
         self._size_bytes = 0
-        self._has_ended = False
+        self._has_ended = self._is_full = False
         self._error: BaseException | None = None
+        pool.submit(self._run)
 
-    def run(self, batches: Iterator[pa.RecordBatch]) -> None:
+    def _run(self) -> None:
         try:
-            for batch in batches:
+            for batch in self._source:
                 if not self._put(batch):
                     return
         except BaseException as error:  # noqa: BLE001 - raised where the batches are taken
             self._error = error
-        finally:
-            with self._changed:
-                self._has_ended = True
-                self._changed.notify_all()
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
 
     def _put(self, batch: pa.RecordBatch) -> bool:
+        """Whether the task is to read on now."""
         with self._changed:
-            self._changed.wait_for(lambda: self._size_bytes < self._share_bytes or self._stopped.is_set())
-            if self._stopped.is_set():
-                return False
             self._batches.append(batch)
             self._size_bytes += batch.nbytes
+            self._is_full = self._size_bytes >= self._share_bytes
             self._changed.notify_all()
-        return True
+            return not self._is_full and not self._stopped.is_set()
 
     def taken(self) -> Iterator[pa.RecordBatch]:
         while True:
@@ -237,14 +242,12 @@ class _Task:
                     break
                 batch = self._batches.popleft()
                 self._size_bytes -= batch.nbytes
-                self._changed.notify_all()
+                if self._is_full and self._size_bytes < self._share_bytes:
+                    self._is_full = False
+                    self._pool.submit(self._run)
             yield batch
         if self._error is not None:
             raise self._error
-
-    def wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
 
 def _in_order(
@@ -254,25 +257,22 @@ def _in_order(
     waiting: deque[_Task] = deque()
     ahead = 1  # tasks in line
     numbers = iter(range(len(plan)))
-    with ThreadPoolExecutor(threads, "tiered-scan") as pool:
+    pool = ThreadPoolExecutor(threads, "tiered-scan")
 
-        def fill() -> None:
-            while len(waiting) < ahead and (number := next(numbers, None)) is not None:
-                task = _Task(max(1, memory_bytes // (threads + 1)), stopped)
-                waiting.append(task)
-                pool.submit(task.run, read(plan[number]))
+    def fill() -> None:
+        while len(waiting) < ahead and (number := next(numbers, None)) is not None:
+            waiting.append(_Task(read(plan[number]), pool, max(1, memory_bytes // (threads + 1)), stopped))
 
-        try:
-            fill()
-            while waiting:
-                for batch in waiting[0].taken():
-                    yield batch
-                    ahead = threads + 1
-                    fill()
-                waiting.popleft()
+    try:
+        fill()
+        while waiting:
+            for batch in waiting[0].taken():
+                yield batch
                 ahead = threads + 1
                 fill()
-        finally:
-            stopped.set()
-            for task in waiting:
-                task.wake()
+            waiting.popleft()
+            ahead = threads + 1
+            fill()
+    finally:
+        stopped.set()
+        pool.shutdown(cancel_futures=True)

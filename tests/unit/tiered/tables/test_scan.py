@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -189,10 +191,38 @@ def test_a_dropped_reader_ends_its_threads_and_releases_its_pins(bucket, taken, 
     reader = RemoteTables(bucket.store).scan("orders", threads=2, memory_bytes=1)
     for _ in range(taken):
         assert reader.read_next_batch().num_rows == 10
-    reader.close()
     del reader
     assert threads() == []
     assert pins(bucket) == []
+
+
+HALF_READ = """
+import sys
+from tiered import open_remote
+reader = open_remote(sys.argv[1]).scan("orders", threads=2, memory_bytes=1)
+print(reader.read_next_batch().num_rows > 0)
+"""
+
+
+def test_a_half_read_reader_does_not_keep_a_process_from_ending(tmp_path):
+    (tmp_path / "bucket").mkdir()
+    bucket = SampleBucket(open_store((tmp_path / "bucket").as_uri()))
+    fill(bucket, segments=8)
+    command = [sys.executable, "-c", HALF_READ, (tmp_path / "bucket").as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert [done.returncode, done.stdout, done.stderr] == [0, "True\n", ""]
+
+
+def test_no_thread_waits_while_batches_are_not_taken(bucket, monkeypatch):
+    monkeypatch.setattr(spark_task, "BATCH_ROWS", 10)
+    fill(bucket)
+    pools, make = [], scan_module.ThreadPoolExecutor
+    monkeypatch.setattr(scan_module, "ThreadPoolExecutor", lambda *each: pools.append(make(*each)) or pools[-1])
+    reader = RemoteTables(bucket.store).scan("orders", columns=["offset"], threads=2, memory_bytes=1)
+    reader.read_next_batch()
+    reader.read_next_batch()
+    assert [pools[0].submit(len, "ab").result(timeout=60) for _ in range(4)] == [2] * 4  # behind full tasks
+    assert reader.read_all().num_rows == 300
 
 
 def test_batches_that_are_ready_stay_below_the_memory(bucket, monkeypatch):
