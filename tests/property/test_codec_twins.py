@@ -20,6 +20,7 @@ from local.index.txn_index import AbortedTransaction
 from local.kernels import dispatch as kernels
 from local.kernels import pure_kernels
 from local.records.batch import encode_batch, encode_marker, read_header
+from tiered.spark.source.task import TYPES
 
 compiled = pytest.importorskip("local.kernels._kernels", reason="the extension was not built")
 
@@ -290,6 +291,21 @@ def test_the_fused_kernel_builds_every_column_of_every_kind_of_batch():
         [{"key": key, "value": value} for key, value in headers],
         [{"key": "\u00e4", "value": b"not ASCII"}],
     ]
+
+
+@pytest.mark.skipif(kernels.implementation() == "pure", reason="the compiled kernel only")
+@pytest.mark.parametrize("names", [("offset", "topic", "partition"), ("topic", "partition")])
+def test_columns_of_one_value_are_as_large_as_a_piece_of_a_batch_not_as_the_batch(names):
+    """A compressed batch may have 2^24 records: the topic of each would take gigabytes, beyond 32-bit offsets."""
+    data, topic = encode_batch([(None, None, 1)] * 5000, codec=Codec.GZIP), "t" * 249
+    (sections,) = kernels.sections_in_steps(data, step_bytes=1 << 20)
+    fields = {name: TYPES[name] for name in names}
+    none, constants = np.zeros(1, np.bool_), {"topic": topic, "partition": 3}
+    row, batches = sections.arrow_batch(none, 0, 0, 5000, fields, constants, 100, 1 << 20)
+    assert (row, [each.num_rows for each in batches]) == (1, [100] * 50)
+    for each in batches:
+        assert each.column(each.schema.get_field_index("topic")).to_pylist() == [topic] * 100
+        assert sum(part.size for part in each.column(each.schema.get_field_index("topic")).buffers() if part) < 50_000
 
 
 def test_the_fused_kernel_refuses_arrays_that_do_not_fit():
