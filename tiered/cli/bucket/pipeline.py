@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from local.errors import InvalidRequest, Unavailable
+from local.errors import InvalidRequest
 from local.names import check_topic
 from tiered.cli.errors import Exit
 from tiered.cli.job_command import Bucket, JobCommand, check_job_id, is_submitted, open_bucket, task_bucket
@@ -307,7 +307,7 @@ def backfill(
         return f"exported {format_bytes(done)} of {format_bytes(everything)}"
 
     job_id = job_id or new_ulid(now)
-    again = f"resume with: tiered backfill {' '.join(targets)} --to {target} --resume {job_id}"
+    again = f"to resume, repeat the command with --resume {job_id}"  # all options: --read-committed selects records
     more: dict[str, Any] = {"to_options": to_options, "job_id": job_id, "codec": codec, "should_stop": job.should_stop}
     more |= {"progress": partial(_line_progress(session, "bytes", exported), "export"), **read}
     try:
@@ -316,8 +316,10 @@ def backfill(
                 result = export(spark, bucket.url, target, wave_tasks=tasks, **more)
             else:
                 result = parquet_export.export(bucket.url, target, threads=tasks, **more)
-    except Unavailable:
-        session.say(again)
+    except InvalidRequest:
+        raise
+    except BaseException:
+        session.say(again)  # a new job would export the finished waves again
         raise
     job.print(Backfilled.of(result, job=result.job_id, files=[ParquetFile.of(each) for each in result.files]))
     files, size = counted(len(result.files), "file"), format_bytes(result.size_bytes)

@@ -23,18 +23,21 @@ record names, then continues behind the last record. Two drivers must not run on
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Literal, Self, TypeVar, cast, get_args
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from local.errors import AlreadyExists, Corrupt, InvalidRequest, LogError, NotFound
+from local.errors import AlreadyExists, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
 from local.names import TopicPartition
 from remote.gc.object_deletion import DeleteReason, delete_objects
 from remote.keys import new_ulid
@@ -329,7 +332,7 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
 
 def _written(target: Bucket, request: ReadOptions, codec: Codec, task: _Task, split: Split) -> list[ExportedFile]:
     files = []
-    with target.opened() as store, target.scratch() as directory:
+    with _disk_errors(target), target.opened() as store, target.scratch() as directory:
         for written in _files(directory, codec, read_split(split, request, COLUMNS)):
             name = f"{split.partition}-{written.base_offset:020d}-{task.job_id}-{task.wave:06d}.parquet"
             key = f"topic={split.topic}/date={written.date}/{name}"
@@ -339,6 +342,16 @@ def _written(target: Bucket, request: ReadOptions, codec: Codec, task: _Task, sp
             offsets = {"base_offset": written.base_offset, "next_offset": written.next_offset}
             files.append(ExportedFile(key=key, records=written.records, size_bytes=size_bytes, **place, **offsets))  # type: ignore[arg-type]
     return files
+
+
+@contextmanager
+def _disk_errors(target: Bucket) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # also of pyarrow, without a path
+        cause = errno.errorcode.get(error.errno or 0, type(error).__name__).lower()
+        wrong = "cannot export, a temporary file cannot be written"
+        raise DiskFailed(wrong, directory=target.work_directory or gettempdir(), cause=cause) from error
 
 
 def _upload(store: ObjectStore, key: str, path: str) -> int:

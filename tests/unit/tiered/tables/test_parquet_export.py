@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import subprocess
 import sys
+import tempfile
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from bucket_samples import SampleBucket, batch_at
 
-from local.errors import InvalidRequest, Unavailable
+from local.errors import Corrupt, InvalidRequest, Unavailable
 from remote.store.memory_store import MemoryStore
 from remote.store.open_store import open_store
 from tiered.cli.main import invoke
@@ -195,16 +197,36 @@ def test_backfill_imports_no_pyspark(directory):
     assert "120 records in" in done.stderr
 
 
-def test_backfill_that_fails_says_how_to_resume(directory, capfd, monkeypatch):
+@pytest.mark.parametrize("error", [Unavailable("no answer"), Corrupt("damaged"), KeyboardInterrupt()])
+def test_backfill_that_fails_says_how_to_resume(directory, capfd, monkeypatch, error):
     _, folder = directory
 
     def fail(*_, **__):
-        raise Unavailable("the store did not answer")
+        raise error
 
     monkeypatch.setattr(parquet_export, "export", fail)
     place = ["--remote", (folder / "bucket").as_uri(), "--to", (folder / "out").as_uri()]
     assert invoke(["backfill", "t", *place, "--resume", "mine"]) != 0
-    assert f"resume with: tiered backfill t --to {place[-1]} --resume mine" in capfd.readouterr().err
+    assert "to resume, repeat the command with --resume mine" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space"), OSError(errno.EIO, "failed")])
+def test_a_full_temporary_directory_is_named_and_the_job_can_be_resumed(directory, capfd, monkeypatch, error):
+    bucket, folder = directory
+    place = ["--remote", (folder / "bucket").as_uri(), "--to", (folder / "out").as_uri()]
+
+    def full(*_):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tiered.spark.jobs.exporting._DayFile._flush", full)
+        assert invoke(["backfill", "t", *place, "--resume", "mine"]) == 1
+    err = capfd.readouterr().err
+    assert f"a temporary file cannot be written: directory={tempfile.gettempdir()} cause=" in err
+    assert "--resume mine" in err
+    assert "stdout" not in err
+    assert invoke(["backfill", "t", *place, "--resume", "mine"]) == 0
+    assert exported(open_store((folder / "out").as_uri()))[0] == wanted(bucket)
 
 
 def test_backfill_refuses_properties_of_spark_without_spark(directory, capfd):
