@@ -11,7 +11,8 @@ The day is that of the record's timestamp, in UTC. Records without one are under
 
 **Once.** A task's file names follow from its records, its wave and the pinned manifest: a task that runs twice writes
 the same files twice. A wave's record is written after all its tasks. A resumed job first deletes its files that no
-record names, then continues behind the last record. Two drivers must not run one job at a time.
+record names, then continues behind the last record. It begins with an empty record: another driver of the job, which
+would record files that are deleted now, fails at its next record and deletes the files of its wave.
 
 | interrupted | left behind | resumed |
 |---|---|---|
@@ -63,7 +64,7 @@ _OPEN_MAX = 16  # files that a task writes at a time; a record of a further day 
 _BUFFER_BYTES = 32 << 20  # of a file's records before they become a row group
 _DAY_US = 86_400_000_000
 _JOB = re.compile(r"[0-9A-Za-z_]{1,64}")
-_FILE = re.compile(r"topic=[^/]+/date=[^/]+/\d+-\d{20}-([0-9A-Za-z_]+)-(\d{6})\.parquet")
+_FILE = re.compile(r"topic=[^/]+/date=[^/]+/\d+-\d{20}-([0-9A-Za-z_]+)-\d{6,}\.parquet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,17 +107,22 @@ class _Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
+    """`selects`: the isolation and the view to read. `driver` is a random id, as in `_Wave`: one `ExportJob`'s."""
+
     source: str
     ranges: tuple[_Range, ...]
     version: int = VERSION
+    selects: str | None = None
+    driver: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wave:
     """The record of a wave. `reached` are (topic, partition, offset)."""
 
-    reached: tuple[tuple[str, int, int], ...]
-    files: tuple[ExportedFile, ...]
+    reached: tuple[tuple[str, int, int], ...] = ()
+    files: tuple[ExportedFile, ...] = ()
+    driver: str = ""
 
 
 # Created at import: creation in two threads at once ends the process (msgspec 0.22).
@@ -232,13 +238,17 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
         self.failures = Failures(())
         self.description = f"exporting to {store.url}, job {job_id}"
         self._store, self._target, self._codec, self._wave_tasks = store, target, codec, wave_tasks
-        self._request = request
+        self._request, self._driver = request, new_ulid(wall_ms())
+        self._selects = ("" if request.is_committed else "un") + "committed records of " + (request.view or "the log")
         self._waves: list[tuple[ExportedFile, ...]] = []
         self._reached: dict[tuple[str, int], int] = {}
         plan = self._read("plan.json", _PLAN)
         if plan is not None and plan.source != self._source:
             facts = {"job": job_id, "source": plan.source, "asked": self._source}
             raise InvalidRequest("cannot resume the export, the job belongs to another bucket", **facts)
+        if plan is not None and plan.selects not in (None, self._selects):
+            facts = {"job": job_id, "job_exports": repr(plan.selects), "asked": repr(self._selects)}
+            raise InvalidRequest("cannot resume the export, the options select other records", **facts)
         while (wave := self._read(f"wave-{len(self._waves):06d}.json", _WAVE)) is not None:
             self._add(wave)
         self.plan = self._begun() if plan is None else self._resumed(plan)
@@ -269,9 +279,23 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
         for split in (self.plan.split(task.part) for task, _ in results):
             if following is None or (split.topic, split.partition) != (following.topic, following.partition):
                 reached[split.topic, split.partition] = split.next_offset
-        wave = _Wave(reached=tuple((*name, offset) for name, offset in reached.items()), files=files)
-        self._store.put(self._key(f"wave-{len(self._waves):06d}.json"), msgspec.json.encode(wave))
+        try:
+            self._record(_Wave(reached=tuple((*name, at) for name, at in reached.items()), files=files))
+        except InvalidRequest:
+            delete_objects(self._store, "", [each.key for each in files], DeleteReason.EXPORT)
+            raise
+
+    def _record(self, wave: _Wave) -> None:
+        """Raises InvalidRequest if another driver has recorded a wave of this number, its first empty one perhaps."""
+        self._create(f"wave-{len(self._waves):06d}.json", replace(wave, driver=self._driver), _WAVE)
         self._add(wave)
+
+    def _create(self, name: str, record: R, decoder: msgspec.json.Decoder[R]) -> None:
+        try:
+            self._store.put_if_absent(self._key(name), msgspec.json.encode(record))
+        except AlreadyExists as error:
+            if self._read(name, decoder) != record:  # else of an earlier attempt of this call
+                raise InvalidRequest("cannot export, another driver runs this job", job=self.job_id) from error
 
     def outcomes(self) -> list[ExportResult]:
         files = tuple(file for wave in self._waves for file in wave)
@@ -289,23 +313,20 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
     def _begun(self) -> ReadPlan:
         found = _planned(self._request)
         ranges = tuple(_Range(**{at.name: getattr(each, at.name) for at in fields(_Range)}) for each in _ranges(found))
-        plan = _Plan(source=self._source, ranges=ranges)
-        try:
-            self._store.put_if_absent(self._key("plan.json"), msgspec.json.encode(plan))
-        except AlreadyExists as error:  # the plan of another driver, or of an earlier attempt of this call
-            if self._read("plan.json", _PLAN) != plan:
-                wrong = "cannot export, another driver runs this job"
-                raise InvalidRequest(wrong, job=self.job_id) from error
+        plan = _Plan(source=self._source, ranges=ranges, selects=self._selects, driver=self._driver)
+        self._create("plan.json", plan, _PLAN)
         return found
 
     def _resumed(self, plan: _Plan) -> ReadPlan:
-        self._delete_unrecorded({each.topic for each in plan.ranges})
         starts, ends = dict[TopicPartition, int](), dict[TopicPartition, int]()
         for each in plan.ranges:
             reached = max(each.start_offset, self._reached.get((each.topic, each.partition), 0))
             if reached < each.next_offset:
                 name = TopicPartition(each.topic, each.partition)
                 starts[name], ends[name] = reached, each.next_offset
+        if starts:
+            self._record(_Wave())
+        self._delete_unrecorded({each.topic for each in plan.ranges})
         if not starts:
             return ReadPlan()
         start, end = Bound(by_partition=starts), Bound(by_partition=ends)
@@ -313,9 +334,10 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
         return _planned(remaining)
 
     def _delete_unrecorded(self, topics: Iterable[str]) -> None:
+        recorded = {file.key for wave in self._waves for file in wave}
         for topic in sorted(topics):
             names = [(info.key, _FILE.fullmatch(info.key)) for info in self._store.list(f"topic={topic}/")]
-            cut = [key for key, name in names if name and name[1] == self.job_id and int(name[2]) >= len(self._waves)]
+            cut = [key for key, name in names if name and name[1] == self.job_id and key not in recorded]
             delete_objects(self._store, "", cut, DeleteReason.EXPORT)
 
     def _key(self, name: str) -> str:

@@ -110,6 +110,34 @@ def test_a_wave_with_a_failed_task_is_not_recorded_although_its_other_tasks_wrot
     assert list(bucket.target.list("_tiered/mine/wave")) == []
 
 
+@pytest.mark.parametrize("takes_over_at", [1, 2, 5, 8, 9, 12])
+def test_a_second_process_with_the_job_id_takes_the_job_over_and_repeats_no_record(bucket, takes_over_at):
+    """The first process writes file `takes_over_at` when the second one begins; it has unrecorded files then."""
+    original, counted, results = bucket.target.upload, iter(range(1, 100)), []
+
+    def upload(key, source, **more):
+        if next(counted) == takes_over_at:
+            bucket.target.upload = original
+            results.append(export("memory://bucket", "memory://target", job_id="mine", threads=2, **SMALL))
+        return original(key, source, **more)
+
+    bucket.target.upload = upload
+    with pytest.raises(InvalidRequest, match="another driver"):
+        export("memory://bucket", "memory://target", job_id="mine", threads=1, **SMALL)
+    assert results[0].is_complete
+    assert exported(bucket.target)[0] == wanted(bucket)
+    assert {each.key for each in results[0].files} == {info.key for info in bucket.target.list("topic=t/")}
+
+
+@pytest.mark.parametrize("other", [{"kafka.isolation.level": "read_committed"}, {"readCompacted": "true"}])
+def test_a_job_that_exports_other_records_is_not_resumed(bucket, other):
+    bucket.target.fails_at = 6
+    with pytest.raises(Unavailable):
+        export("memory://bucket", "memory://target", job_id="mine", threads=1, **SMALL)
+    with pytest.raises(InvalidRequest, match="the options select other records"):
+        export("memory://bucket", "memory://target", job_id="mine", threads=1, **SMALL, **other)
+
+
 def test_a_stopped_export_is_incomplete_and_continues(bucket):
     calls = iter([False, True])
     result = export(
