@@ -100,6 +100,9 @@ def main(
     )
 
 
+_NO_CONTEXT = click.Context(main)  # finding a command needs one
+
+
 def _other_name(kind: str, *names: str) -> str | None:
     """Return the hint for the first known name of ``commands`` or ``options`` of other tools."""
     known: dict[str, dict[str, str]] = json.loads(get_data(__package__, "other_names.json") or b"")
@@ -107,15 +110,30 @@ def _other_name(kind: str, *names: str) -> str | None:
 
 
 def _in_order(words: list[str]) -> list[str]:
-    """``-C DIR`` and ``-q`` may stand anywhere, ``--json`` is ``-o json``, ``help WORDS`` is ``WORDS --help``."""
-    remaining = iter([*words[1:], "--help"] if words[:1] == ["help"] else words)
-    first, others = list[str](), list[str]()
+    """``-C DIR``, ``-q`` and ``--json`` (``-o json``) may stand anywhere; ``help WORDS`` is ``WORDS --help``.
+
+    Values of options and words behind ``--`` stay where they are. Raises UsageError for ``-C`` without a directory.
+    """
+    remaining, first, others = iter(words), list[str](), list[str]()
+    command, behind, is_json = main, 0, False
     for word in remaining:
-        if word in ("-q", "--quiet", "-C"):
-            first += [word, *islice(remaining, int(word == "-C"))]
+        if word in ("-q", "--quiet") or word.startswith("--dir="):
+            first.append(word)
+        elif word in ("-C", "--dir"):
+            if (directory := next(remaining, None)) is None:
+                raise click.UsageError(f"{word} requires a directory")
+            first += [word, directory]
+        elif word == "--json":
+            is_json = True
         else:
-            others += ["-o", "json"] if word == "--json" else [word, *remaining] if word == "--" else [word]
-    return [*first, *others]
+            found = command.get_command(_NO_CONTEXT, word) if isinstance(command, click.Group) else None
+            takes = any(
+                word in each.opts for each in command.params if isinstance(each, click.Option) and not each.is_flag
+            )
+            others += [word, *islice(remaining, None if word == "--" else int(takes))]
+            command, behind = (found, len(others)) if found is not None else (command, behind)
+    others[behind:behind] = ["-o", "json"] if is_json else []
+    return [*first, *others[1:], "--help"] if others[:1] == ["help"] else [*first, *others]
 
 
 def run(arguments: Sequence[str] | None = None) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from tiered.cli.main import COMMANDS, invoke, main
+from tiered.cli.main import COMMANDS, _in_order, invoke, main
 
 NAMES = json.loads(files("tiered.cli").joinpath("other_names.json").read_text())
 _COMMAND = re.compile(r"\btiered (?!COMMAND\b)(?:--?[a-z]+ )?([a-z][a-z-]+)(?: ([a-z][a-z-]+(?:\|[a-z-]+)*))?")
@@ -181,6 +181,44 @@ def test_quiet_directory_and_json_may_stand_anywhere(tmp_path: Path, capfd: pyte
     out, err = capfd.readouterr()
     assert "orders" in json.dumps(json.loads(out))
     assert err == ""
+
+
+def test_every_option_that_a_hint_gives_a_command_exists() -> None:
+    with click.Context(main, **main.context_settings) as context:
+        for typed, hint in {**NAMES["commands"], **NAMES["options"]}.items():
+            for part in re.findall(r"\btiered ((?:[^,;]|,(?! ))+)", hint):
+                command: click.Command | None = main
+                for word in part.split(" or ")[0].split(" beside ")[0].split():
+                    options = [name for each in command.params for name in (*each.opts, "--help", "--version")]
+                    assert not word.startswith("-") or word in options or word[1:].isdigit(), (typed, hint, word)
+                    found = command.get_command(context, word) if isinstance(command, click.Group) else None
+                    command = found or command
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("consume orders -f -q", "consume orders -f -q"),
+        ("consume orders -f --json -C d", "-C d consume orders -f --json"),
+        ("topic alter x -X -C", "topic alter x -X -C"),
+        ("-X -q status", "-X -q status"),
+        ("topic list --dir d", "--dir d topic list"),
+        ("topic list --dir=d", "--dir=d topic list"),
+        ("--json topic list orders", "topic list -o json orders"),
+        ("--json -C d status -- --json", "-C d status -o json -- --json"),
+        ("-q help status", "-q status --help"),
+        ("-C d help topic list", "-C d topic list --help"),
+        ("nope --json", "-o json nope"),
+    ],
+)
+def test_values_of_options_stay_and_global_options_move(typed: str, read: str) -> None:
+    assert _in_order(typed.split()) == read.split()
+
+
+@pytest.mark.parametrize("line", ["topic list -C", "status --dir"])
+def test_a_directory_that_is_missing_is_named(line: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert invoke(line.split()) == 2
+    assert "requires a directory" in capfd.readouterr().err
 
 
 def test_words_behind_two_dashes_stay_where_they_are(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
