@@ -16,9 +16,10 @@ No thread waits for another one: a full share cannot block the scan, nor a half-
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
@@ -126,6 +127,8 @@ def _with_filter_columns(names: tuple[str, ...], condition: Expression | None) -
     except (pa.ArrowException, TypeError) as error:
         wrong = "cannot scan, the filter does not fit the columns"
         raise InvalidRequest(wrong, there_are=", ".join(TYPES), cause=str(error).splitlines()[0]) from error
+    if "FieldPath(" in re.sub('"[^"]*"', "", str(condition)):  # a batch has other columns at these positions
+        raise InvalidRequest("cannot scan, the filter must name its columns, not number them", filter=str(condition))
     return names + tuple(name for name in TYPES if name not in names and _needs(condition, everything, name))
 
 
@@ -141,6 +144,8 @@ def _read_options(
     store: ObjectStore, selection: Selection, keys: KeyRing, layout: LayoutOptions, threads: int
 ) -> ReadOptions:
     topic, numbers = check_topic(selection.topic), selection.partitions
+    if numbers is not None and not (_is_iterable(numbers) and all(map(_is_offset, numbers := [*numbers]))):
+        raise InvalidRequest("cannot scan, partitions is a list of numbers", partitions=repr(numbers))
     chosen = None if numbers is None else tuple(TopicPartition(topic, number) for number in dict.fromkeys(numbers))
     if chosen is not None and not chosen:
         raise InvalidRequest("cannot scan, partitions is empty; None means all partitions", topic=topic)
@@ -181,6 +186,10 @@ def _bound(topic: str, value: object, default: int, side: str) -> Bound:
         return Bound(by_topic={topic: default}, by_partition=by_partition)
     wrong = f"cannot scan, {side} is an offset, offsets by partition, or a datetime"
     raise InvalidRequest(wrong, value=repr(value))
+
+
+def _is_iterable(value: object) -> bool:
+    return isinstance(value, Iterable)
 
 
 def _is_offset(value: object) -> TypeGuard[int]:

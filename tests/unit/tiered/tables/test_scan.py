@@ -131,6 +131,11 @@ def test_filter_uses_columns_that_are_not_returned(bucket):
     assert found.column("value").to_pylist() == wanted
 
 
+def test_filter_may_compare_with_any_text(bucket):
+    fill(bucket, segments=1)
+    assert scanned(bucket, columns=["offset"], filter=pc.field("topic") == "FieldPath(3)").num_rows == 0
+
+
 def test_headers_can_be_filtered_by(bucket):
     fill(bucket)
     found = scanned(bucket, columns=["offset", "partition"], filter=pc.field("headers").is_valid())
@@ -154,6 +159,12 @@ def test_headers_can_be_filtered_by(bucket):
         ({"memory_bytes": 0}, "threads and memory_bytes must be above zero"),
         ({"filter": pc.field("ofset") == 1}, "the filter does not fit the columns"),
         ({"filter": pc.field("offset") == "x"}, "the filter does not fit the columns"),
+        ({"filter": pc.field(4) > 100}, "the filter must name its columns"),
+        ({"filter": (pc.field("offset") > 1) & (pc.field(3) == 1)}, "the filter must name its columns"),
+        ({"partitions": 1}, "partitions is a list of numbers"),
+        ({"partitions": "01"}, "partitions is a list of numbers"),
+        ({"partitions": [True]}, "partitions is a list of numbers"),
+        ({"partitions": [-1]}, "partitions is a list of numbers"),
         ({"view": "no/view"}, "view"),
     ],
 )
