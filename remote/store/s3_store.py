@@ -84,11 +84,15 @@ class ReadPart:
     """Bytes ``[start, start + size_bytes)`` of an upload, read at every try to sign or send them.
 
     botocore reads it as a file and aiohttp iterates it, always from the beginning. `error` is the last one of `read`.
+    Each try has its own (`again`): an abandoned try still reads.
     """
 
     def __init__(self, read: Callable[[int, int], Body], start: int, size_bytes: int) -> None:
         self._read, self._start, self._size_bytes, self._at = read, start, size_bytes, 0
         self.error: BaseException | None = None
+
+    def again(self) -> ReadPart:
+        return ReadPart(self._read, self._start, self._size_bytes)
 
     def __len__(self) -> int:
         return self._size_bytes
@@ -366,6 +370,8 @@ class S3Store(ObjectStore):
 
     def _call(self, attempt: str, method: str, key: str, **names: object) -> dict[str, Any]:
         path, body = self._root + check_key(key), names.get("Body")
+        if isinstance(body, ReadPart):
+            names["Body"] = body = body.again()
         with self._door(attempt, key=key):
             try:
                 answer: dict[str, Any] = self._fs.call_s3(method, Bucket=self._bucket, Key=path, **names)
