@@ -241,6 +241,12 @@ def test_queries_by_arrow_run(programs_folder: Path) -> None:
     assert int(run_python(torch, programs_folder)) == sum(len(b"click %d" % number) for number in range(10_000))
 
 
+def test_the_sync_into_an_iceberg_table_runs(programs_folder: Path) -> None:
+    (program,) = _PYTHON.findall((HOW_TO / "sync-to-iceberg.md").read_text())
+    (programs_folder / "lake").mkdir()
+    assert run_python(program, programs_folder).split() == ["10000", "0", "10000"]
+
+
 def test_code_blocks_of_the_embedding_guide_run_as_one_program(tmp_path: Path) -> None:
     shell("tiered init road", tmp_path)
     printed = run_python("\n".join(_PYTHON.findall(EMBEDDING.read_text())), tmp_path)

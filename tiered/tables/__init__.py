@@ -3,6 +3,7 @@
 | module | content |
 |---|---|
 | `remote_tables` | `open_remote` and `RemoteTables.scan` |
+| `iceberg` | what is new in a topic as a snapshot of an Iceberg table |
 | `parquet_export` | Parquet files by topic and day, in threads |
 | `scan` | the selection of a scan, its threads and its memory |
 """

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.compute import Expression
 
-    from tiered.tables.scan import Offsets
+    from tiered.spark.options import ReadOptions
+    from tiered.spark.source.splits import ReadPlan
+    from tiered.tables.scan import Offsets, Selection
 
 
 class RemoteTables(RemoteLog):
@@ -84,6 +86,12 @@ class RemoteTables(RemoteLog):
             memory_bytes=memory_bytes,
         )
         return scan(self.store, selection, keys=self._keys, layout=self._layout)
+
+    def planned(self, selection: Selection, threads: int) -> tuple[ReadPlan, ReadOptions]:
+        """As `tiered.tables.scan.planned`, for this bucket."""
+        from tiered.tables.scan import planned
+
+        return planned(self.store, selection, threads, keys=self._keys, layout=self._layout)
 
     async def scan_async(self, topic: str, **selection: object) -> AsyncIterator[pa.RecordBatch]:
         """As `scan`, with the same parameters, without blocking the event loop. Close it if it is not read to its end.

@@ -82,8 +82,7 @@ def scan(
     if min(threads, selection.memory_bytes) < 1:
         wrong = "cannot scan, threads and memory_bytes must be above zero"
         raise InvalidRequest(wrong, threads=threads, memory_bytes=selection.memory_bytes)
-    options = _read_options(store, selection, keys, layout, threads)
-    plan = plan_read(store, options)
+    plan, options = planned(store, selection, threads, keys=keys, layout=layout)
 
     def batches() -> Iterator[pa.RecordBatch]:
         try:
@@ -100,6 +99,14 @@ def scan(
     started = batches()
     next(started)  # from here on the pins are released, however the reader ends
     return pa.RecordBatchReader.from_batches(schema_of(names), started)
+
+
+def planned(
+    store: ObjectStore, selection: Selection, threads: int, *, keys: KeyRing = NO_KEYS, layout: LayoutOptions = OURS
+) -> tuple[ReadPlan, ReadOptions]:
+    """The tasks of a selection, and the options to read them with. Their manifests are pinned: release the pins."""
+    options = _read_options(store, selection, keys, layout, threads)
+    return plan_read(store, options), options
 
 
 def schema_of(names: Sequence[str]) -> pa.Schema:

@@ -355,7 +355,7 @@ class ExportJob(Job[_Task, list[ExportedFile], ExportResult]):
 def _written(target: Bucket, request: ReadOptions, codec: Codec, task: _Task, split: Split) -> list[ExportedFile]:
     files = []
     with _disk_errors(target), target.opened() as store, target.scratch() as directory:
-        for written in _files(directory, codec, read_split(split, request, COLUMNS)):
+        for written in day_files(directory, codec, read_split(split, request, COLUMNS)):
             name = f"{split.partition}-{written.base_offset:020d}-{task.job_id}-{task.wave:06d}.parquet"
             key = f"topic={split.topic}/date={written.date}/{name}"
             size_bytes = _upload(store, key, written.path)
@@ -388,9 +388,9 @@ def _upload(store: ObjectStore, key: str, path: str) -> int:
     return size_bytes
 
 
-def _files(directory: str, codec: Codec, batches: Iterator[pa.RecordBatch]) -> Iterator[_DayFile]:
+def day_files(directory: str, codec: Codec, batches: Iterator[pa.RecordBatch]) -> Iterator[DayFile]:
     """Write the records of each day to separate files; yield each when whole, for the caller to delete."""
-    opened, no_day = OrderedDict[str, _DayFile](), np.iinfo(np.int64).min
+    opened, no_day = OrderedDict[str, DayFile](), np.iinfo(np.int64).min
     for batch in batches:
         stamps = batch.column("timestamp").cast(pa.int64()).to_numpy()
         days = np.where(stamps == -1000, no_day, stamps // _DAY_US)  # -1 ms: a record without a time
@@ -400,14 +400,14 @@ def _files(directory: str, codec: Codec, batches: Iterator[pa.RecordBatch]) -> I
             if date not in opened:
                 if len(opened) == _OPEN_MAX:
                     yield opened.popitem(last=False)[1].closed()
-                opened[date] = _DayFile(directory, date, part, codec)
+                opened[date] = DayFile(directory, date, part, codec)
             opened.move_to_end(date)
             opened[date].add(part)
     for file in opened.values():
         yield file.closed()
 
 
-class _DayFile:
+class DayFile:
     def __init__(self, directory: str, date: str, batch: pa.RecordBatch, codec: Codec) -> None:
         from pyarrow.parquet import ParquetWriter
 
