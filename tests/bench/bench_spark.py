@@ -1,13 +1,15 @@
 """Spark reads of the bucket against Parquet, `binaryFile` with this project's decoder, and Kafka's connector.
 
-    .ci/with python tests/bench/bench_spark.py [--records 3000000] [--master 'local[2]'] [--no-kafka | --scaling]
+    .ci/with python tests/bench/bench_spark.py [--records 3000000] [--master 'local[2]']
+        [--no-kafka | --scaling | --sizes]
 
 One command, one run, one table in Markdown. Every case writes the same rows to Spark's `noop` sink, best of three after
 a warm-up. The ratio is to Parquet, by wall time and by CPU. CPU is that of Spark's JVM and Python workers, which is
 steadier than wall time on a busy machine. The CPU of a broker is listed separately. The broker is a real Kafka and
 reads the same batches, written into its directory by this program. Broker and connector come from Maven Central, and
 without them their rows are left out. `--scaling` compares one task at a time with two: the same reads by `local[1]` and
-`local[2]`, in turn.
+`local[2]`, in turn. `--sizes` compares values of 100 bytes and of 1 KB, 384 MiB each, in interleaved rounds: the ratio
+to Parquet's CPU is the median of the rounds' ratios, and a sum in the task is compared with Spark's sum over Parquet.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "support"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "interop"))
@@ -45,6 +49,7 @@ from tiered.spark.source.task import TYPES
 RECORDS = 3_000_000
 PER_BATCH, BATCHES_PER_SEGMENT = 1000, 250
 SEGMENT_BYTES = 32 << 20
+SIZE_BYTES, SIZE_ROUNDS = 384 << 20, 7  # of `--sizes`
 # of one partition each, which is the number of tasks of Kafka's connector
 TOPICS = ("bench0", "bench1", "bench2", "bench3")
 COLUMNS = tuple(name for name in TYPES if name != "headers")
@@ -99,6 +104,61 @@ def scaling(records):
             print(f"| {name} | {times} |", flush=True)
 
 
+def sizes(master):
+    print("| | CPU s | of it Python's | x Parquet, CPU, median (min, max) |")
+    print("|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as work:
+        spark = spark_session("bench", master, spark__driver__memory="2g", spark__driver__extraJavaOptions=QUIET_JAVA)
+        try:
+            for value_bytes in (100, 1000):
+                records = SIZE_BYTES // (value_bytes + 30)
+                url = fill_bucket(f"{work}/bucket{value_bytes}", records, value_bytes).url
+                parquet = f"{work}/parquet{value_bytes}"
+                source(spark).load(url).write.option("compression", "none").parquet(parquet)
+                report_size(f"{value_bytes}-byte values", size_cases(spark, url, parquet))
+        finally:
+            spark.stop()
+
+
+def size_cases(spark, url, parquet):
+    """Pairs of a case and its reference, by name."""
+    from pyspark.sql import functions
+
+    summed = functions.sum(functions.length("value"))
+    in_task = {"columns": ["value"], "function": length_of_values, "schema": "n long", "subscribe": ",".join(TOPICS)}
+    whole = lambda: noop(spark.read.parquet(parquet))  # noqa: E731
+    return {
+        "`tiered`, 7 columns": (lambda: noop(source(spark).load(url)), whole),
+        "`read_arrow`, 7 columns": (lambda: noop(read_arrow(spark, url, subscribe=",".join(TOPICS))), whole),
+        "values summed in the task": (
+            lambda: noop(read_arrow(spark, url, **in_task)),
+            lambda: noop(spark.read.parquet(parquet).agg(summed)),
+        ),
+    }
+
+
+def report_size(name, cases):
+    rounds = {case: [] for case in cases}
+    for turn in range(SIZE_ROUNDS + 2):  # two to warm up
+        for case, runs in cases.items():
+            (_, mine, _), python = measured(runs[0], None), python_seconds.last
+            rounds[case].append((mine, python, mine / measured(runs[1], None)[1]))
+            if turn == 1:
+                rounds[case].clear()
+    for case, found in rounds.items():
+        cpu, python, ratio = (median(column) for column in zip(*found, strict=True))
+        spread = f"{min(each[2] for each in found):.2f}, {max(each[2] for each in found):.2f}"
+        print(f"| {name}: {case} | {cpu:.2f} | {python:.2f} | {ratio:.2f} ({spread}) |", flush=True)
+
+
+def length_of_values(batches):
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    sums = [pc.sum(pc.binary_length(batch.column(0))).as_py() or 0 for batch in batches]
+    yield pa.record_batch({"n": pa.array([sum(sums)], pa.int64())})
+
+
 def cases_of(spark, url, work, records):
     """The measured cases, the reference first."""
     pruned = source(spark).schema("offset long, key binary")
@@ -132,11 +192,12 @@ def connector_cases(spark, broker, url):
 # --- records ---------------------------------------------------------------------------------------------------------
 
 
-def batches_of(records):
-    """The batches of one topic: 16-byte keys and 100 incompressible bytes."""
+def batches_of(records, value_bytes=100):
+    """The batches of one topic: 16-byte keys and incompressible values."""
     rng = random.Random(7)
     samples = [
-        encode_batch([(rng.randbytes(16), rng.randbytes(100), NOW_MS + n) for n in range(PER_BATCH)]) for _ in range(20)
+        encode_batch([(rng.randbytes(16), rng.randbytes(value_bytes), NOW_MS + n) for n in range(PER_BATCH)])
+        for _ in range(20)
     ]
     for number in range(records // len(TOPICS) // PER_BATCH):
         batch = bytearray(samples[number % len(samples)])
@@ -144,13 +205,14 @@ def batches_of(records):
         yield bytes(batch)
 
 
-def fill_bucket(directory, records):
+def fill_bucket(directory, records, value_bytes=100):
     Path(directory).mkdir()
     bucket = SampleBucket(open_store(f"file://{directory}"), f"file://{directory}")
     for topic in TOPICS:
-        batches = list(batches_of(records))
-        for at in range(0, len(batches), BATCHES_PER_SEGMENT):
-            bucket.add(topic, 0, batches[at : at + BATCHES_PER_SEGMENT], chunk_bytes=256 << 10, keep_rows=False)
+        batches = list(batches_of(records, value_bytes))
+        a_segment = max(1, BATCHES_PER_SEGMENT * 130 // (value_bytes + 30))
+        for at in range(0, len(batches), a_segment):
+            bucket.add(topic, 0, batches[at : at + a_segment], chunk_bytes=256 << 10, keep_rows=False)
     return bucket
 
 
@@ -250,29 +312,37 @@ def report(cases, records, stored, master, broker):
         print(f"| {name} | {wall:.2f} | {cpu:.2f} | {served} | {speed} | {ratios} |", flush=True)
 
 
+python_seconds = SimpleNamespace(now=0.0, last=0.0)  # CPU of the processes that are no JVM: in all, of the last run
+
+
 def measured(run, broker):
     """(wall, CPU of Spark, CPU of the broker) in seconds."""
     before, start = cpu_seconds(broker), time.perf_counter()
+    python = python_seconds.now
     run()
     wall, after = time.perf_counter() - start, cpu_seconds(broker)
+    python_seconds.last = python_seconds.now - python
     return wall, after[0] - before[0], after[1] - before[1]
 
 
 def cpu_seconds(broker):
     """User and system time of living descendants and their ended children: (without the broker, the broker's)."""
-    parents, spent = {}, {}
+    parents, spent, java = {}, {}, set()
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
-                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+                program, _, rest = Path(f"/proc/{name}/stat").read_text().rpartition(")")
             except OSError:
                 continue
+            fields = rest.split()
+            java |= {int(name)} if program.endswith("(java") else set()
             parents[int(name)] = int(fields[1])
             spent[int(name)] = sum(map(int, fields[11:15]))
     family, known = {os.getpid()}, 0
     while len(family) != known:
         known = len(family)
         family |= {pid for pid, parent in parents.items() if parent in family}
+    python_seconds.now = sum(spent.get(pid, 0) for pid in family - java) / os.sysconf("SC_CLK_TCK")
     theirs = spent.get(broker.pid, 0) if broker is not None else 0
     tick = os.sysconf("SC_CLK_TCK")
     return (sum(spent.get(pid, 0) for pid in family) - theirs) / tick, theirs / tick
@@ -284,7 +354,11 @@ if __name__ == "__main__":
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--no-kafka", action="store_true")
     parser.add_argument("--scaling", action="store_true")
+    parser.add_argument("--sizes", action="store_true")
     asked = parser.parse_args()
+    if asked.sizes:
+        sizes(asked.master)
+        sys.exit(0)
     if asked.scaling:
         scaling(asked.records)
         sys.exit(0)
