@@ -13,7 +13,7 @@ Every deletion of objects passes `object_deletion.delete_objects`, which takes a
 | `tiered.maintenance.upload_and_commit` | OWN_UPLOAD | the objects of its own upload whose commit was refused |
 | `tiered.jobs.compaction_passes`, `tiered.jobs.ingest_task` | OWN_UPLOAD | the objects of their interrupted work |
 | `tiered.maintenance.view_building` | OWN_UPLOAD | the parts of a view that was not completed |
-| `tiered.spark.jobs.exporting` | EXPORT | its own incomplete Parquet files in the target |
+| `tiered.tables.exporting` | EXPORT | its own incomplete Parquet files in the target |
 | `tiered.stores.configured_store`, `tiered.health.doctor` | PROBE | their own probe objects |
 | `tiered.bench.benchmark` | BENCHMARK | all objects of its own prefix |
 

@@ -269,8 +269,8 @@ class Figures:
 
     def export(self, **options: str) -> tuple[list[Any], dict[str, str]]:
         from tiered.jobs.job_bucket import OpenBucket
-        from tiered.spark.jobs.exporting import ExportJob
         from tiered.spark.options import parse_options
+        from tiered.tables.exporting import ExportJob
 
         request = parse_options({"path": self.url, "subscribe": "orders", "includeHeaders": "true", **options})
         request = replace(request, bucket=OpenBucket.of(self.store))

@@ -51,11 +51,11 @@ from pyiceberg.types import (
 from local.errors import Conflict, Corrupt, InvalidRequest, Unavailable
 from remote.gc.pins import release_all
 from remote.keys import new_ulid
-from tiered.spark.jobs.exporting import CODECS, COLUMNS, Codec, day_files
 from tiered.spark.options import ReadOptions
 from tiered.spark.source.planning import wall_ms
 from tiered.spark.source.splits import ReadPlan
 from tiered.spark.source.task import read_split
+from tiered.tables.exporting import CODECS, COLUMNS, Codec, day_files
 from tiered.tables.parquet_export import ThreadWaves
 from tiered.tables.scan import Selection
 

@@ -1,4 +1,4 @@
-"""Export records as Parquet files by threads of this process: the files of `tiered.spark.jobs.exporting`, without Java.
+"""Export records as Parquet files by threads of this process: the files of `tiered.tables.exporting`, without Java.
 
 `ThreadWaves` returns a wave only if all its tasks succeeded, as Spark does. So the record of a wave names all its
 files. After an error or a kill the next run deletes the other files of the job.
@@ -17,8 +17,8 @@ from local.errors import InvalidRequest
 from remote.keys import new_ulid
 from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.runner import Done, Here
-from tiered.spark.jobs.exporting import ExportResult, export_by
 from tiered.spark.source.planning import wall_ms
+from tiered.tables.exporting import ExportResult, export_by
 
 THREADS_MAX = 8  # without `threads`
 TASKS_PER_THREAD = 4  # of a wave: a stop and the record of a wave wait for so many tasks

@@ -290,8 +290,8 @@ def backfill(
     if read_committed:
         read["kafka.isolation.level"] = "read_committed"
     from remote.keys import new_ulid
-    from tiered.spark.jobs.exporting import export, plan_export
     from tiered.tables import parquet_export
+    from tiered.tables.exporting import export, plan_export
 
     if dry_run:
         ranges = plan_export(bucket.url, **read)

@@ -19,8 +19,8 @@ from local.errors import Conflict, Corrupt, InvalidRequest, NotFound, OffsetOutO
 from remote.gc.pins import list_pins
 from remote.manifest.manifest_changes import expire_segments
 from remote.store.memory_store import MemoryStore
-from tiered.spark.jobs.exporting import COLUMNS
 from tiered.tables import iceberg
+from tiered.tables.exporting import COLUMNS
 from tiered.tables.iceberg import OFFSETS, SEQUENCE, TOPIC_ID, sync
 from tiered.tables.remote_tables import RemoteTables
 

@@ -16,9 +16,9 @@ from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
 from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.view_jobs import build_views, plan_views
-from tiered.spark.jobs.exporting import ExportedFile, ExportJob
 from tiered.spark.options import ReadOptions, parse_options
 from tiered.spark.source.splits import ReadPlan, Split
+from tiered.tables.exporting import ExportedFile, ExportJob
 
 
 @pytest.fixture(scope="module")
