@@ -247,7 +247,7 @@ def test_a_full_temporary_directory_is_named_and_the_job_can_be_resumed(director
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr("tiered.tables.exporting._DayFile._flush", full)
+        patch.setattr("tiered.tables.exporting.DayFile._flush", full)
         assert invoke(["backfill", "t", *place, "--resume", "mine"]) == 1
     err = capfd.readouterr().err
     assert f"a temporary file cannot be written: directory={tempfile.gettempdir()} cause=" in err
