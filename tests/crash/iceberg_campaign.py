@@ -32,6 +32,8 @@ from tiered.tables.remote_tables import open_remote
 NOW_MS, TOPIC, TABLE, PARTITIONS = 1_700_000_000_000, "orders", "lake.orders", 3
 BATCH_RECORDS, SEGMENT_RECORDS, DAY_MS = 500, 20_000, 86_400_000
 LIMIT_S = 600.0
+# Files that a sync has begun when it is killed. A sync often ends before the third one.
+POINTS = ((".parquet", 1), (".parquet", 9), (".parquet", 60), (".avro", 1), (".avro", 2), (".metadata.json", 1))
 _PROGRAM = """
 import sys
 from pyiceberg.catalog.sql import SqlCatalog
@@ -96,9 +98,7 @@ class Campaign:
 
     def _sync(self, *, kill: bool) -> bool:
         """Run a sync; True if it was killed at its drawn point."""
-        suffix, count = self._random.choice(
-            [(".parquet", 1), (".parquet", 3), (".parquet", 8), (".avro", 1), (".avro", 2)]
-        )
+        suffix, count = self._random.choice(POINTS)
         goal = self._files(suffix) + count
         words = [sys.executable, "-c", _PROGRAM, self._bucket_url, self._uri, self._warehouse.as_uri()]
         process, due_s = subprocess.Popen(words), time.monotonic() + LIMIT_S

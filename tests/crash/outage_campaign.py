@@ -36,7 +36,7 @@ from real_daemon import Daemon, Node  # noqa: E402
 
 from local.names import TopicPartition  # noqa: E402
 from tiered.demo.s3_endpoint import S3Endpoint  # noqa: E402
-from tiered.read.bucket_reader import open_remote  # noqa: E402
+from tiered.tables.remote_tables import open_remote  # noqa: E402
 
 APPEND_S = 1.0  # an append to each topic
 RETENTION_MS = 15 * 60_000

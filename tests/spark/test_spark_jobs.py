@@ -138,7 +138,7 @@ def test_export_of_many_dates_and_records_without_a_timestamp(spark, file_bucket
 
 
 def test_more_dates_than_open_files_give_several_files_for_a_date(tmp_path):
-    from tiered.tables.exporting import _OPEN_MAX, _files
+    from tiered.tables.exporting import _OPEN_MAX, day_files
 
     days = list(range(_OPEN_MAX + 4)) * 2
     schema = pyarrow.schema({"offset": pyarrow.int64(), "timestamp": pyarrow.timestamp("us", tz="UTC")})
@@ -148,7 +148,7 @@ def test_more_dates_than_open_files_give_several_files_for_a_date(tmp_path):
         .cast(schema)
         for at, day in enumerate(days)
     ]
-    written = list(_files(str(tmp_path), "none", iter(batches)))
+    written = list(day_files(str(tmp_path), "none", iter(batches)))
     assert len(written) == len({each.path for each in written}) == len(days), (
         "each date must come again after its file was closed"
     )

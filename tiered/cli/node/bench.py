@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from tiered.bench.benchmark import BenchOptions, Measured
 
 
+def _rounded_bytes(value: float) -> str:  # a lambda in an annotation finds no name of this module
+    return format_bytes(round(value))
+
+
 def _percentiles(value: dict[str, float]) -> str:
     return " ".join(f"{name} {took:.3g}" for name, took in value.items())
 
@@ -31,7 +35,7 @@ class MeasuredFigure(Struct):
     name: Annotated[str, text("WHAT")]
     count: Annotated[int, number("COUNT", format_count)]
     size_bytes: Annotated[int, number("BYTES", format_bytes)]
-    bytes_per_second: Annotated[float, number("PER SECOND", lambda value: format_bytes(round(value)))]
+    bytes_per_second: Annotated[float, number("PER SECOND", _rounded_bytes)]
     ms_each: Annotated[float, number("MS PER CALL", "{:.3g}".format)]
     ratio: Annotated[float | None, number("RATIO", "{:.2f}".format)]
     latencies_ms: Annotated[dict[str, float] | None, text("LATENCY MS", _percentiles)]
