@@ -112,14 +112,16 @@ def _other_name(kind: str, *names: str) -> str | None:
 def _in_order(words: list[str]) -> list[str]:
     """``-C DIR``, ``-q`` and ``--json`` (``-o json``) may stand anywhere; ``help WORDS`` is ``WORDS --help``.
 
-    Values of options and words behind ``--`` stay where they are. Raises UsageError for ``-C`` without a directory.
+    Options that the command has itself, values of options and words behind ``--`` stay where they are. Raises
+    UsageError for ``-C`` without a directory.
     """
     remaining, first, others = iter(words), list[str](), list[str]()
     command, behind, is_json = main, 0, False
     for word in remaining:
-        if word in ("-q", "--quiet") or word.startswith("--dir="):
+        is_own = command is not main and any(word.partition("=")[0] in each.opts for each in command.params)
+        if not is_own and (word in ("-q", "--quiet") or word.startswith("--dir=")):
             first.append(word)
-        elif word in ("-C", "--dir"):
+        elif not is_own and word in ("-C", "--dir"):
             if (directory := next(remaining, None)) is None:
                 raise click.UsageError(f"{word} requires a directory")
             first += [word, directory]

@@ -6,7 +6,6 @@ files. After an error or a kill the next run deletes the other files of the job.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,8 +18,8 @@ from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.runner import Done, Here
 from tiered.spark.source.planning import wall_ms
 from tiered.tables.exporting import ExportResult, export_by
+from tiered.tables.scan import default_threads
 
-THREADS_MAX = 8  # without `threads`
 TASKS_PER_THREAD = 4  # of a wave: a stop and the record of a wave wait for so many tasks
 W = TypeVar("W")
 R = TypeVar("R")
@@ -59,10 +58,11 @@ def export(
 ) -> ExportResult:
     """Export the records that `options` select, as `tiered.spark.export` does, by `threads` of this process.
 
-    `threads` None: one for each CPU, at most 8. A thread holds about 64 MiB, and 32 MiB for each day of its records.
+    `threads` None: one for each CPU, at most 8. A thread holds about 64 MiB (the sizes of its
+    windows and steps), and up to 32 MiB for each day of its records.
     Raises as `tiered.spark.export`, Unavailable if the store does not answer: run it again with the job id then.
     """
-    threads = min(os.cpu_count() or 1, THREADS_MAX) if threads is None else threads
+    threads = default_threads() if threads is None else threads
     if threads < 1:
         raise InvalidRequest("cannot export, threads must be above zero", threads=threads)
     waves = ThreadWaves(should_stop, threads=threads)

@@ -78,7 +78,7 @@ def scan(
     """
     names = _checked(selection.columns)
     read = _with_filter_columns(names, selection.filter)
-    threads = selection.threads or min(os.cpu_count() or 1, THREADS_MAX)
+    threads = default_threads() if selection.threads is None else selection.threads
     if min(threads, selection.memory_bytes) < 1:
         wrong = "cannot scan, threads and memory_bytes must be above zero"
         raise InvalidRequest(wrong, threads=threads, memory_bytes=selection.memory_bytes)
@@ -99,6 +99,10 @@ def scan(
     started = batches()
     next(started)  # from here on the pins are released, however the reader ends
     return pa.RecordBatchReader.from_batches(schema_of(names), started)
+
+
+def default_threads() -> int:
+    return min(os.cpu_count() or 1, THREADS_MAX)
 
 
 def planned(

@@ -221,6 +221,12 @@ def test_a_directory_that_is_missing_is_named(line: str, capfd: pytest.CaptureFi
     assert "requires a directory" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["demo", "--dir", "x"], ["demo", "--dir=x"], ["-q", "demo", "--dir", "x"]])
+def test_an_option_that_a_command_has_itself_stays_behind_it(words: list[str]) -> None:
+    """`demo --dir` names a folder whose contents are deleted: as a global option the default one would be deleted."""
+    assert _in_order(words) == words
+
+
 def test_words_behind_two_dashes_stay_where_they_are(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert invoke(["dump", "--", "--json"]) != 0
     assert "--json" in capfd.readouterr().err

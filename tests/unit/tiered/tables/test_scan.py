@@ -155,6 +155,7 @@ def test_headers_can_be_filtered_by(bucket):
         ({"end": {0: -2}}, "end is an offset"),
         ({"end": datetime(2026, 1, 1)}, "end has no time zone"),
         ({"partitions": []}, "partitions is empty"),
+        ({"threads": 0}, "threads and memory_bytes must be above zero"),
         ({"threads": -1}, "threads and memory_bytes must be above zero"),
         ({"memory_bytes": 0}, "threads and memory_bytes must be above zero"),
         ({"filter": pc.field("ofset") == 1}, "the filter does not fit the columns"),
